@@ -78,6 +78,7 @@ def restore(
     if parent_log is None:
         _found_again(log, manifest, checkpoint.location)
     elif log.log_id != parent_log.log_id:
+        _check_not_lost_since(parent_log, log, pipeline)
         copy(parent_log, log, pipeline)
         relocate(log, pipeline, checkpoint.location)
     bind(checkpoint, read_binding(checkpoint), log.id_of(pipeline), pipeline)
@@ -184,6 +185,23 @@ def _check_nothing_after(log: TransactionLog, manifest: Manifest) -> None:
             f"the sinks of {name!r} have every batch up to {upto}, and the savepoint "
             f"{manifest.name} ends with batch {batch}: what came after would be delivered twice. "
             "Take a savepoint of now, rewind the sinks to this one, or fork it into other targets"
+        )
+
+
+def _check_not_lost_since(parent_log: TransactionLog, log: TransactionLog, pipeline: str) -> None:
+    """Refuse a log that an earlier restore has moved here, and that was lost with its checkpoint.
+
+    The move enters the pipeline here before it closes the old place, so an earlier try has left it.
+
+    Raises:
+        SavepointError: the pipeline is closed in the old place, and not here.
+    """
+    head = parent_log.head(pipeline)
+    if head is not None and head.moved_to == log.address and log.head(pipeline) is None:
+        raise SavepointError(
+            f"{pipeline!r} was restored to {head.moved_to} before, and its log is lost there. The "
+            f"log {parent_log.address} does not know the batches since, so they would be delivered "
+            "again. If no sink has a batch after the savepoint's, pass --lost"
         )
 
 

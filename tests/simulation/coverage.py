@@ -7,11 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.simulation.faults import STEPS
+from tests.simulation.faults import COMMANDS, STEPS
 from tests.simulation.simulation import Result
 
 STATES: Final = (
     "a batch ends by an operator's ruling",
+    "a create is refused",
+    "a fork runs, own targets, log",
+    "a fork runs, own targets, log of its own",
+    "a fork runs, shared targets, log",
+    "a fork runs, shared targets, log of its own",
+    "a restore is refused",
+    "a restored checkpoint and the old one differ",
+    "a savepoint is made while a driver is paused",
+    "a savepoint is restored while the old driver is paused",
+    "half a checkpoint is started",
+    "the user starts another checkpoint",
     "a batch is planned with a rewrite",
     "a batch is planned with nothing to write",
     "a branch is lost twice",
@@ -67,7 +78,9 @@ RARE_STATES: Final = (
 )
 """States that the full run must reach."""
 
-PAIRS: Final = frozenset((step, fault) for step, faults in STEPS.items() for fault in faults)
+PAIRS: Final = frozenset(
+    (step, fault) for step, faults in (STEPS | COMMANDS).items() for fault in faults
+)
 """Every (step, fault) pair; each must fire."""
 
 

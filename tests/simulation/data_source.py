@@ -24,7 +24,7 @@ from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, check_
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.txn_log.record import Incarnation, TransactionRecord
-from tests.simulation.drivers import QUERY_ID, Driver, Process, SimWorld
+from tests.simulation.drivers import Driver, Process, SimWorld
 from tests.simulation.spark import SparkError, Tasks
 from tests.simulation.world import Crash
 
@@ -88,7 +88,7 @@ class Format(Driver):
     # -- the query ---------------------------------------------------------------------------------
 
     def _query(self) -> None:
-        world, spark = self.world, self.world.spark
+        world, spark = self.world, self.spark
         batch_id = world.call("spark.plan", spark.committed) + 1
         is_new = batch_id not in spark.written_offsets
         while batch_id < spark.end:
@@ -225,10 +225,11 @@ class Python(Driver):
 
     def _is_overtaken(self, ticket: Ticket) -> bool:
         """Whether another run holds the token now."""
-        return any(head.run_id != ticket.run.run_id for head in self.world.disk.heads.values())
+        head = self.line.head
+        return head is not None and head.run_id != ticket.run.run_id
 
     def _record(self, batch_id: int) -> TransactionRecord | None:
-        records = self.world.disk.records.values()
+        records = self.line.disk.of(self.line.name)
         return next((record for record in records if record.id.batch_id == batch_id), None)
 
 
@@ -260,7 +261,7 @@ class Planner(Python):
         last = self.process.last
         if last is None:
             return None
-        batch_id = self.world.spark.begun()
+        batch_id = self.spark.begun()
         lease = Lease(self.pipeline(), last.incarnation, NoEntrance())
         is_kept = lease.may_serve(batch_id, last=last.batch_id)
         if batch_id == last.batch_id + 1 and self._is_overtaken(last):
@@ -275,13 +276,13 @@ class Planner(Python):
 
     def _new_ticket(self) -> Ticket:
         seen_run = self.look_at_log()
-        batch_id = self.world.spark.begun()
+        batch_id = self.spark.begun()
         driver = self.start(self.claim(batch_id, seen_run=seen_run))
         others = self.world.drivers[self.jvm.number + 1 :]
         if any(d.leader is d and d.process.alive and d.outcome is None for d in others):
             self.world.states.add("a paused run plans on, and fences the run that came after")
-        rewrite = driver.remaining(WrittenBatch(batch_id, (str(batch_id),)))
-        run = RunId(QUERY_ID, str(self.number))
+        rewrite = driver.remaining(WrittenBatch(batch_id, self.spark.offsets_of(batch_id)))
+        run = RunId(self.spark.query_id, str(self.number))
         targets = targets_of(self.sinks)
         entry = Entry(0, run.run_id, "")
         return Ticket(batch_id, run, driver.incarnation, entry, rewrite, targets)
@@ -320,7 +321,9 @@ class Committer(Python):
         if ticket.rewrite is not None and self._record(batch_id) != self._planned:
             self.world.states.add("a record changes between the plan of its replay and the commit")
         lease = Lease(self.pipeline(), ticket.incarnation, NoEntrance())
-        batch = WrittenBatch(batch_id, (str(batch_id),), self.sinks, ticket, self._returned)
+        batch = WrittenBatch(
+            batch_id, self.spark.offsets_of(batch_id), self.sinks, ticket, self._returned
+        )
         try:
             ProtocolDriver(lease).deliver(batch)
         except PrepareRejectedError as error:

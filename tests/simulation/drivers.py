@@ -27,22 +27,32 @@ from sparkonce.protocol.driver import Driver as ProtocolDriver
 from sparkonce.protocol.lease import NoEntrance
 from sparkonce.protocol.pipeline import CommitPolicy, Patience, Pipeline, ResultT, by_name
 from sparkonce.txn_log.claim import Claim
+from tests.simulation.lines import Line
 from tests.simulation.log import Disk, SimLog
 from tests.simulation.spark import SimBatch, Spark, SparkError
 from tests.simulation.systems import SINK_OF, Postgres, SimSink
 from tests.simulation.world import Crash, Violation, World
 
-PIPELINE = "orders"
-QUERY_ID = "11111111-2222-3333-4444-555555555555"
-
 _TRIES = 4
+
+_OTHER_CHECKPOINT = (
+    "was made with source offsets",
+    "no longer remembers batch",
+    "has not begun it",
+)
 
 
 class SimWorld(World):
     """The world with the log's disk and Spark."""
 
-    disk: Disk
-    spark: Spark
+    @property
+    def disk(self) -> Disk:
+        return self.line.disk
+
+    @property
+    def spark(self) -> Spark:
+        """The checkpoint of the running driver, or the one that the next driver gets."""
+        return self.line.spark if self.driver is None else self.driver.spark
 
 
 class SimPatience(Patience):
@@ -111,10 +121,12 @@ class Process:
 
     Attributes:
         planners: Python processes of a JVM that have planned batches, and remember the last one.
+        line: its pipeline.
     """
 
-    def __init__(self, world: SimWorld, number: int) -> None:
+    def __init__(self, world: SimWorld, number: int, line: Line | None = None) -> None:
         self.number = number
+        self.line = line or world.line
         self.alive = True
         self.planners: list[Process] = []
         self._attempts = 0
@@ -132,6 +144,8 @@ class Driver:
     """A run of the query, or one of its processes.
 
     Attributes:
+        line: its pipeline.
+        spark: the checkpoint of its query.
         token: its fencing token; None until it has one.
         seen_run: the run that held the token when it first looked; empty if there was none.
         first_look: the step of the world at that time.
@@ -146,6 +160,8 @@ class Driver:
 
     def __init__(self, world: SimWorld, process: Process, policy: CommitPolicy) -> None:
         self.world = world
+        self.line = world.line
+        self.spark = world.spark
         self.process = process
         self.policy = policy
         self.number = len(world.drivers)
@@ -183,7 +199,7 @@ class Driver:
         """Run until it ends or pauses."""
         self.world.driver = self
         if self.paused_at is not None:
-            self.world.ledger.resumes(self)
+            self.line.ledger.resumes(self)
             self.paused_at = None
         self._greenlet.switch()
         self.world.driver = None
@@ -200,7 +216,7 @@ class Driver:
         raise Crash
 
     def die(self) -> None:
-        self.world.ledger.crashes(self)
+        self.line.ledger.crashes(self)
         self.process.alive = False
         self.close_connections()
 
@@ -241,7 +257,7 @@ class Driver:
 
     def look_at_log(self) -> str:
         """Look who holds the token; returns the run that held it at the first look."""
-        head = SimLog(self.world.disk).head(PIPELINE)
+        head = SimLog(self.line.disk).head(self.line.name)
         if self.seen_run is None:
             self.seen_run = "" if head is None else head.run_id
             self.first_look = self.world.steps
@@ -251,17 +267,22 @@ class Driver:
         self, batch_id: int, *, seen_run: str, run_id: str | None = None, had_token: bool = False
     ) -> Claim:
         """What this driver says of itself when it takes a token."""
-        spark = self.world.spark
+        spark = self.spark
         shown = (b for b in (batch_id - 1, batch_id) if b in spark.written_offsets)
+        bound = spark.binding()
         return Claim(
-            pipeline=PIPELINE,
-            query_id=QUERY_ID,
+            pipeline=self.line.name,
+            query_id=spark.query_id,
             run_id=run_id or str(self.number),
             driver=str(self),
             sinks={sink.name: sink.target for sink in self.sinks},
             batch_id=batch_id,
-            offsets={b: (str(b),) for b in shown},
-            adopt=(f"batch {spark.first}",),  # left in the settings: it changes nothing
+            offsets={b: spark.offsets_of(b) for b in shown},
+            checkpoint=spark.location,
+            checkpoint_log_id=bound.log_id,
+            checkpoint_pipeline=bound.pipeline,
+            has_begun=spark.has_offsets(batch_id),
+            adopt=self.line.adopt,  # left in the settings: it changes nothing
             seen_run=seen_run,
             had_token=had_token,
         )
@@ -269,10 +290,10 @@ class Driver:
     def pipeline(self) -> Pipeline:
         """The pipeline, as this process has it."""
         return Pipeline(
-            name=PIPELINE,
+            name=self.line.name,
             sinks=by_name(self.sinks),
-            log=SimLog(self.world.disk),
-            checkpoint=self.world.spark,
+            log=SimLog(self.line.disk),
+            checkpoint=self.spark,
             commit=self.policy,
             commit_timeout_s=1.0,
             retain=1,
@@ -294,6 +315,12 @@ class Driver:
         self.looked_at = self.world.clock
         return self.looked_at
 
+    def is_refused_checkpoint(self) -> bool:
+        """Whether the identity guard refused a checkpoint because another one has run on."""
+        return isinstance(self.outcome, ConfigurationError) and any(
+            sentence in str(self.outcome) for sentence in _OTHER_CHECKPOINT
+        )
+
     def is_refused_gap(self) -> bool:
         """Whether the identity guard refused a start that passes over an abandoned batch."""
         return isinstance(
@@ -305,7 +332,7 @@ class ForeachBatch(Driver):
     """One run of a query that writes with foreachBatch."""
 
     def _query(self) -> None:
-        world, spark = self.world, self.world.spark
+        world, spark = self.world, self.spark
         batch_id = world.call("spark.plan", spark.committed) + 1
         driver: ProtocolDriver | None = None
         if self.looks_first or batch_id >= spark.end:
@@ -330,7 +357,7 @@ class ForeachBatch(Driver):
         try:
             return self._begin(batch_id)
         except SparkOnceError as error:
-            if batch_id >= self.world.spark.end:
+            if batch_id >= self.spark.end:
                 raise
             self.world.trace(f"the start was not recovered: {error!r:.200}")
             return None

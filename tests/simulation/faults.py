@@ -83,6 +83,17 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
 """Every step with its faults: the pairs that a run must fire."""
 
 
+COMMANDS: Final[dict[str, tuple[str, ...]]] = {
+    "folder.change": ("crash", "crash_after", "error", "lost", "pause", "pause_after"),
+    "log.found": WRITE,
+    "log.newest": ("crash", "error", "pause"),
+    "log.history": ("crash", "error", "pause"),
+}
+"""Steps of the savepoint commands only. A plan does not name them: chance hits them."""
+
+_COMMAND_RATE: Final = 0.06
+
+
 @dataclass(frozen=True, slots=True)
 class Theme:
     """A first fault that leads to a part of the protocol, and the steps of that part.
@@ -216,10 +227,11 @@ class Plan:
         is_on: False once faults have stopped.
         policy: the commit policy that its theme needs, if any.
         is_of_format: whether its theme is of `writeStream.format("sparkonce")`.
+        command_rng: for the steps of `COMMANDS`.
     """
 
     def __init__(self, rng: Random) -> None:
-        self._rng = rng
+        self._rng = self.command_rng = rng
         self._by_number: set[int] = set()
         self._by_name: dict[str, list[tuple[int, str]]] = {}
         self._outages: dict[str, int] = {}
@@ -259,6 +271,8 @@ class Plan:
         """The fault that hits this step now, if any."""
         if not self.is_on:
             return None
+        if step in COMMANDS:
+            return self._at_command(step)
         self._steps += 1
         seen = self._seen[step] = self._seen[step] + 1
         fault: str | None = None
@@ -278,4 +292,12 @@ class Plan:
             fault = "pause"
         if fault is not None:
             self.fired.append((step, fault))
+        return fault
+
+    def _at_command(self, step: str) -> str | None:
+        rate = _COMMAND_RATE if step == "folder.change" else 4 * _COMMAND_RATE
+        if self.command_rng.random() >= rate:
+            return None
+        fault = self.command_rng.choice(COMMANDS[step])
+        self.fired.append((step, fault))
         return fault

@@ -20,13 +20,16 @@ from tests.simulation.world import OTHER_ROWS
 
 if TYPE_CHECKING:
     from tests.simulation.drivers import Driver, SimWorld
+    from tests.simulation.lines import Line
+    from tests.simulation.spark import Spark
 
 
 class Ledger:
     """Records what happened, and fails the seed if it may not happen."""
 
-    def __init__(self, world: SimWorld) -> None:
+    def __init__(self, world: SimWorld, line: Line) -> None:
         self.world = world
+        self.line = line
         self.decided: set[int] = set()
         self.complete: set[int] = set()
         self.named: dict[str, TransactionRecord] = {}
@@ -59,7 +62,8 @@ class Ledger:
         world, batch_id = self.world, new.id.batch_id
         driver = world.driver
         assert driver is not None
-        head = world.disk.heads[new.id.pipeline]
+        head = self.line.head
+        assert head is not None
         world.require(
             driver.token in {None, head.token},
             f"I6: {driver} writes {new.state} of batch {batch_id} after token {head.token}",
@@ -206,6 +210,9 @@ class Ledger:
     def became_visible(self, system: System, full: str, rows: tuple[int, ...]) -> None:
         world = self.world
         record = self.named.get(full)
+        world.require(
+            system.lines[full] is self.line, f"I6: {full} is another pipeline's, and is committed"
+        )
         named = record is not None and record.state is State.DECIDED and full in _names(record)
         world.require(named, f"I2: {full} becomes visible and no decision names it")
         world.require(full not in system.aborted, f"I7: {full} was aborted and becomes visible")
@@ -216,6 +223,9 @@ class Ledger:
 
     def aborted(self, system: System, full: str, branch_id: BranchId) -> None:
         world, driver = self.world, self.world.driver
+        self.world.require(
+            system.lines[full] is self.line, f"I6: {full} is another pipeline's, and is aborted"
+        )
         record = self.named.get(full)
         is_ruled = record is not None and self._is_ruled_on(record, full)
         world.require(record is None or is_ruled, f"I1: {full} is aborted and a record names it")
@@ -262,7 +272,7 @@ class Ledger:
             batch_id in world.driver.consumed,
             f"I5: {world.driver} did not read batch {batch_id}, so Spark's own state lags",
         )
-        record = next((r for r in world.disk.records.values() if r.id.batch_id == batch_id), None)
+        record = next((r for r in self.line.records() if r.id.batch_id == batch_id), None)
         state = None if record is None else record.state
         if batch_id in self.decided:
             # Nothing holds back the Spark of a zombie that prepared the batch and was replaced.
@@ -272,7 +282,8 @@ class Ledger:
                 f"I5: batch {batch_id} is decided and unfinished, and Spark will not replay it",
             )
             return
-        is_zombie = any(head.token != world.driver.token for head in world.disk.heads.values())
+        head = self.line.head
+        is_zombie = head is not None and head.token != world.driver.token
         is_held = state is State.PREPARED or (state is State.ABANDONED and is_zombie)
         world.require(is_held, f"I5: Spark commits batch {batch_id}, which is {state}")
         if state is State.ABANDONED:
@@ -290,7 +301,7 @@ class Ledger:
         self.crashed += 1
 
     def resumes(self, driver: Driver) -> None:
-        newest = max((head.token for head in self.world.disk.heads.values()), default=0)
+        newest = 0 if self.line.head is None else self.line.head.token
         if driver.token is not None and driver.token < newest:
             if driver.paused_at in {"decide.after", "commit.before"}:
                 self.world.states.add("a zombie resumes between decision and commit")
@@ -300,7 +311,7 @@ class Ledger:
                 self.world.states.add("a zombie resumes inside a rewrite")
             elif driver.paused_at and driver.paused_at.endswith(("abort", "find_branches")):
                 self.world.states.add("a zombie resumes inside a sweep")
-        if sum(d.outcome is None and d.leader is d for d in self.world.drivers) > 2:
+        if sum(d.outcome is None and d.leader is d for d in self.line.drivers()) > 2:
             self.world.states.add("three drivers are alive")
 
     def _note_partial_commits(self) -> None:
@@ -314,6 +325,24 @@ class Ledger:
             ]
             if 0 < sum(done) < len(done):
                 self.world.states.add(f"decided, {sum(done)} of {len(done)} sinks committed")
+
+    # -- savepoints --------------------------------------------------------------------------------
+
+    def check_savepoint(self, batch_id: int, spark: Spark) -> None:
+        """A savepoint has been made that ends with the batch."""
+        self.world.require(
+            batch_id in self.complete, f"I5: a savepoint holds batch {batch_id}, not complete"
+        )
+        self.world.require(
+            batch_id in spark.commits, f"I5: a savepoint holds batch {batch_id}, not committed"
+        )
+
+    def check_restored(self, batch_id: int, decided: int) -> None:
+        """A savepoint has been restored; `decided` was the newest batch when that began."""
+        self.world.require(
+            decided <= batch_id,
+            f"I5: a savepoint of batch {batch_id} is restored, and batch {decided} was decided",
+        )
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -355,7 +384,7 @@ class Ledger:
     def check_end(self) -> None:
         """Every sink has every row of the source once, with the same values; nothing is left."""
         world = self.world
-        unfinished = world.disk.unfinished()
+        unfinished = self.line.unfinished()
         world.require(not unfinished, f"I8: {unfinished} is unfinished at the end")
         source = Counter(
             row % OTHER_ROWS
@@ -365,14 +394,20 @@ class Ledger:
         )
         values = set()
         for name, system in world.systems.items():
-            rows = Counter(row for part in system.visible.values() for row in part)
+            rows = Counter(
+                row
+                for full, part in system.visible.items()
+                if system.lines[full] is self.line
+                for row in part
+            )
             rows.update(self.by_ruling[name])
             ids: Counter[int] = Counter()
             for row, count in rows.items():
                 ids[row % OTHER_ROWS] += count
             world.require(ids == source, f"I4, I5: {name} shows {ids - source} / {source - ids}")
             values.add(tuple(sorted(rows)))
-            world.require(not system.prepared, f"I8: {name} keeps {list(system.prepared)}")
+            left = system.prepared_by(self.line)
+            world.require(not left, f"I8: {name} keeps {left}")
         world.require(len(values) == 1, f"I1: the sinks show different rows: {values}")
 
 

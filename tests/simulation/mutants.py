@@ -28,6 +28,8 @@ RECORD: Final = "txn_log/record.py"
 SEALING: Final = "txn_log/sealing.py"
 IDENTITY: Final = "txn_log/identity.py"
 SQLITE: Final = "txn_log/sqlite.py"
+CREATING: Final = "spark_hooks/savepoints/creating.py"
+RESTORING: Final = "spark_hooks/savepoints/restoring.py"
 VERBS: Final = "sinks/verbs.py"
 COMMITTABLES: Final = "sinks/committables.py"
 FILE_SINK: Final = "sinks/file.py"
@@ -770,6 +772,66 @@ _SEVERAL_PROCESSES: Final = (  # format("sparkonce"): plan, commit and abort are
     ),
 )
 
+_STARTS: Final = "tests/spark_hooks/test_savepoint_starts.py"
+
+_SAVEPOINTS: Final = (
+    _simulated(
+        "fork keeps the query id",
+        "I6",
+        RESTORING,
+        "    query_id = _lay_out(savepoints, manifest, checkpoint, pipeline, None)\n",
+        "    query_id = _lay_out(savepoints, manifest, checkpoint, pipeline, manifest.head.query_id)\n",
+        f"{_STARTS}::test_log_elsewhere[fork_whose_checkpoint_is_lost]",
+    ),
+    _simulated(
+        "fork begins with the savepoint's own batch",
+        "I8",
+        RESTORING,
+        "        first_batch=manifest.batch + 1,\n",
+        "        first_batch=manifest.batch,\n",
+        f"{_STARTS}::test_log_elsewhere[forked]",
+    ),
+    _simulated(
+        "restore does not look for later batches",
+        "I5",
+        RESTORING,
+        "    if parent_log is not None:\n        _check_nothing_after(parent_log, manifest)\n",
+        "",
+        f"{_STARTS}::test_log_elsewhere[restored_again_while_the_first_ran_on]",
+    ),
+    _simulated(
+        "restore gives the query a new id",
+        "I8",
+        RESTORING,
+        "    _lay_out(savepoints, manifest, checkpoint, pipeline, manifest.head.query_id)\n",
+        "    _lay_out(savepoints, manifest, checkpoint, pipeline, None)\n",
+        f"{_STARTS}::test_log_elsewhere[restored]",
+    ),
+    _simulated(
+        "savepoint of a batch that is not complete",
+        "I5",
+        CREATING,
+        "        if record.state.is_finished and record.id.batch_id <= committed:\n",
+        "        if record.id.batch_id <= committed:\n",
+    ),
+    _tested(
+        "savepoint of a batch that Spark has not committed",
+        "I5",
+        CREATING,
+        "        if record.state.is_finished and record.id.batch_id <= committed:\n",
+        "        if record.state.is_finished:\n",
+        "tests/spark_hooks/test_savepoints.py::test_batch_that_is_not_complete_is_refused",
+    ),
+    _tested(
+        "savepoint restored into a place that has lost the log",
+        "I4",
+        RESTORING,
+        "        _check_not_lost_since(parent_log, log, pipeline)\n",
+        "",
+        f"{_STARTS}::test_log_inside_the_checkpoint[restored_into_the_place_that_was_lost]",
+    ),
+)
+
 MUTANTS: Final = (
     *_LEASE_AND_STEPS,
     *_BEFORE_THE_DECISION,
@@ -781,4 +843,5 @@ MUTANTS: Final = (
     *_SETTLEMENT,
     *_ONE_PHASE,
     *_SEVERAL_PROCESSES,
+    *_SAVEPOINTS,
 )

@@ -10,7 +10,7 @@ from sparkonce.protocol.operating import claim_again
 from sparkonce.protocol.rulings import End, end_ruled
 from sparkonce.txn_log.record import State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
-from tests.simulation.drivers import PIPELINE, Driver, Process, SimWorld
+from tests.simulation.drivers import Driver, Process, SimWorld
 from tests.simulation.log import SimLog
 
 
@@ -31,7 +31,7 @@ def settle_early(world: SimWorld, repeating: Sequence[Driver], *, reaches_sinks:
             that, it rules only on branches that those drivers have tried: only a retry checks the
             token.
     """
-    for record in world.disk.unfinished():
+    for record in world.line.unfinished():
         chosen = [
             c.branch_id
             for c in record.committables()
@@ -53,7 +53,7 @@ def _settle(
     process = Process(world, 0)  # the operator's own
     world.driver = Driver(world, process, "immediate")
     log = SimLog(world.disk)
-    head = world.disk.heads[PIPELINE]
+    head = world.disk.heads[world.line.name]
     token = log.begin(claim_again(log, head, head.sinks)).token
     stored = log.find(record.id)
     named = [c.branch_id for c in stored.committables()] if stored else []

@@ -13,9 +13,10 @@ from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.txn_log import base as log_rules
 from tests.simulation.data_source import Format
 from tests.simulation.drivers import Driver, ForeachBatch, Process, SimWorld
-from tests.simulation.ledger import Ledger
+from tests.simulation.lines import Line
 from tests.simulation.log import Disk
 from tests.simulation.operator import settle_early, settle_lost
+from tests.simulation.savepoints import Command, User, deterministic
 from tests.simulation.spark import Spark
 from tests.simulation.systems import SYSTEM_OF, Postgres
 from tests.simulation.world import Violation
@@ -50,6 +51,7 @@ def simulate(seed: int, *, trace: bool = False) -> Result:
     world = simulation.world
     clock = SimpleNamespace(time=lambda: world.clock, strftime=strftime, gmtime=gmtime)
     with (
+        deterministic(simulation.user, clock),
         patch.object(failpoints, "handler", world.reach),
         patch.object(log_rules, "time", clock),
     ):
@@ -79,9 +81,9 @@ class Simulation:
         assert isinstance(postgres, Postgres)
         postgres.can_prepare = world.rng.random() < 0.5
         postgres.has_keys = world.rng.random() < 0.5
-        world.disk = Disk(world)
-        world.spark = Spark(world)
-        world.ledger = Ledger(world)
+        line = world.chosen = Line(world, "orders", Disk(world), "orders")
+        line.use(Spark.fresh(world, line))
+        self.user = User(world)
         self._policy: CommitPolicy = "immediate"
         if world.plan.policy == "after_checkpoint" or world.rng.random() < 0.4:
             self._policy = "after_checkpoint"
@@ -91,7 +93,7 @@ class Simulation:
 
     def run(self) -> None:
         world, rng = self.world, self.world.rng
-        starts = rng.choice(_STARTS)
+        starts = rng.choice(_STARTS) + (4 if self.user.is_on else 0)
         while starts > 0 or self._paused():
             paused = self._paused()
             if paused and (starts == 0 or len(paused) > 2 or rng.random() < 0.5):
@@ -102,19 +104,35 @@ class Simulation:
                 starts -= 1
                 driver = self._start()
             self._go(driver)
-            if not self._paused() and driver.leader.outcome == "done":
+            if self.user.todo and self.user.rng.random() < 0.6:
+                self._command()
+            if not self._paused() and driver.leader.outcome == "done" and not self.user.is_on:
                 break
             if driver.leader.stands_at == _BEFORE_A_REPEAT and rng.random() < 0.5:
                 break  # it is about to retry a commit, and no other driver starts
         self._be_quiet()
+        self.user.finish()
+        world.chosen = world.pipelines["orders"]
         if rng.random() < (0.8 if self._repeating() else 0.2):
             self._operate()
-        self._finish()
+        self._finish_all()
         if zombies := self._paused():
             world.trace("the zombies resume after the end")
             for driver in zombies:
                 self._go(driver)
-            self._finish()
+            self._finish_all()
+
+    def _command(self) -> None:
+        """The user runs a command on savepoints, or resumes one."""
+        command = self.user.next_command()
+        if command is not None:
+            self._go(command)
+
+    def _finish_all(self) -> None:
+        for line in list(self.world.pipelines.values()):
+            if line.checkpoints:
+                self.world.chosen = line
+                self._finish()
 
     def _operate(self) -> None:
         """An operator rules, and then drivers that were paused meanwhile resume.
@@ -126,18 +144,25 @@ class Simulation:
         settle_early(world, repeating, reaches_sinks=reaches_sinks)
         if world.ledger.rulings and repeating:
             world.states.add("an operator's ruling meets a driver that retries a commit")
-        for driver in self._paused() if reaches_sinks else repeating:
+        for driver in list(self._paused_of_line()) if reaches_sinks else repeating:
             if driver in repeating or rng.random() < 0.7:
                 self._go(driver)
 
     def _repeating(self) -> list[Driver]:
-        return [driver for driver in self._paused() if driver.paused_at == _BEFORE_A_REPEAT]
+        return [d for d in self._paused_of_line() if d.paused_at == _BEFORE_A_REPEAT]
+
+    def _paused_of_line(self) -> list[Driver]:
+        return [driver for driver in self._paused() if driver.line is self.world.line]
 
     def _paused(self) -> list[Driver]:
         return [d for d in self.world.drivers if d.outcome is None and d.process.alive]
 
-    def _start(self) -> Driver:
+    def _start(self, *, is_last: bool = False) -> Driver:
         world, rng = self.world, self.world.rng
+        half = None
+        if not is_last:
+            self.user.choose()
+            half = self.user.choose_half()
         world.clock += rng.choice((1.0, 1.0, 60.0, 1000.0)) if world.plan.is_on else 1.0
         if rng.random() < 0.15:
             self._policy = "after_checkpoint" if self._policy == "immediate" else "immediate"
@@ -147,13 +172,29 @@ class Simulation:
             self._is_format = not self._is_format
             if world.ledger.named:
                 world.states.add("the front changes over an unfinished batch")
-        last = next((d for d in reversed(world.drivers) if d.leader is d), None)
+        if half is not None:
+            return self._add_half(half)
+        world.spark.see_all_rows(self.user.rng)
+        last = next((d for d in reversed(world.drivers) if self._is_like_next(d)), None)
         is_idle = last is not None and last.outcome is not None and last.process.alive
         if last is not None and is_idle and rng.random() < 0.3:
             world.states.add("a second start in one process")
             return self._add(last.process)
         self._processes += 1
         return self._add(Process(world, self._processes))
+
+    def _is_like_next(self, driver: Driver) -> bool:
+        is_query = driver.leader is driver and not isinstance(driver, Command)
+        return is_query and driver.spark is self.world.spark
+
+    def _add_half(self, spark: Spark) -> Driver:
+        """A start on a checkpoint whose restore was interrupted."""
+        line = self.world.chosen
+        before, line.spark = line.spark, spark
+        self._processes += 1
+        driver = self._add(Process(self.world, self._processes))
+        line.spark = before
+        return driver
 
     def _add(self, process: Process) -> Driver:
         driver: Driver
@@ -169,6 +210,8 @@ class Simulation:
     def _go(self, driver: Driver) -> None:
         if driver.outcome is None and driver.process.alive:
             driver.go()
+        if isinstance(driver, Command):
+            self.user.note_end(driver)
         if self.world.violation is not None:
             raise self.world.violation
 
@@ -186,7 +229,7 @@ class Simulation:
         world = self.world
         world.fire_late(world.steps + 10_000)
         for _ in range(_LAST_STARTS):
-            driver = self._start()
+            driver = self._start(is_last=True)
             self._go(driver)
             world.driver = None
             if driver.outcome == "done":
@@ -205,16 +248,27 @@ class Simulation:
                 # It waited for the locks of a zombie's merge, which its recovery then swept.
                 world.states.add("a commit waits for a zombie's locks until the next start")
                 continue
+            if driver.is_refused_checkpoint() and self._turn_to_another_checkpoint():
+                continue
             if not driver.is_refused_gap():
                 break
             world.states.add("an operator closes a gap")
-            newest = max(record.id.batch_id for record in world.disk.records.values())
+            newest = max(record.id.batch_id for record in world.line.records())
             world.spark.delete_from(newest)
         world.fail(f"I8: the last healthy driver ends with {driver.outcome!r}")
 
+    def _turn_to_another_checkpoint(self) -> bool:
+        """As the error says: start with the checkpoint that wrote the batch."""
+        line = self.world.line
+        number = line.checkpoints.index(line.spark)
+        line.use(line.checkpoints[(number + 1) % len(line.checkpoints)])
+        self.world.states.add("a restored checkpoint and the old one differ")
+        return len(line.checkpoints) > 1
+
     def _is_anything_left(self) -> bool:
-        world = self.world
-        return bool(world.disk.unfinished()) or any(s.prepared for s in world.systems.values())
+        line = self.world.line
+        prepared = any(system.prepared_by(line) for system in self.world.systems.values())
+        return bool(line.unfinished()) or prepared
 
     def end(self) -> None:
         """End every greenlet of the seed."""

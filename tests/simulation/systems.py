@@ -31,6 +31,7 @@ from tests.simulation.world import OTHER_ROWS, World
 
 if TYPE_CHECKING:
     from tests.simulation.drivers import Process
+    from tests.simulation.lines import Line
 
 KAFKA_TIMEOUT_S = 900.0
 KAFKA_MARGIN_S = 60.0
@@ -61,6 +62,7 @@ class System:
         aborted: branches that a driver aborted.
         ever: every branch that was ever prepared.
         rows: the rows of each of those.
+        lines: the pipeline whose driver has prepared it.
     """
 
     world: World
@@ -71,6 +73,7 @@ class System:
     aborted: set[str] = field(default_factory=set)
     ever: set[str] = field(default_factory=set)
     rows: dict[str, Rows] = field(default_factory=dict)
+    lines: dict[str, Line] = field(default_factory=dict)
 
     def prepare(self, branch_id: BranchId, rows: Rows) -> Committable:
         """Prepare a branch, as `preCommit` does."""
@@ -83,6 +86,11 @@ class System:
         self.prepared[full] = branch
         self.ever.add(full)
         self.rows[full] = branch.rows
+        self.lines[full] = self.world.line
+
+    def prepared_by(self, line: Line) -> list[str]:
+        """The prepared branches of a pipeline."""
+        return [full for full in self.prepared if self.lines[full] is line]
 
     def show(self, full: str, rows: Rows) -> None:
         self.prepared.pop(full, None)
@@ -151,8 +159,8 @@ class Postgres(System):
         keys = {row % OTHER_ROWS for row in rows}
         held = {
             row % OTHER_ROWS
-            for branch in self.prepared.values()
-            if branch.branch_id.attempt == DRIVER_ATTEMPT
+            for full, branch in self.prepared.items()
+            if branch.branch_id.attempt == DRIVER_ATTEMPT and self.lines[full] is self.world.line
             for row in branch.rows
         }
         if self.has_keys and keys & held:
@@ -197,6 +205,10 @@ class SimSink(TwoPhaseCommitSink[None], CommitsMany, FindsBranches):
         self.system = system
         self.process = process
         self.world = system.world
+
+    @property
+    def target(self) -> str:
+        return f"{self.kind}:{self.process.line.target}"
 
     def beginTransaction(self, branch_id: BranchId) -> None:
         raise NotImplementedError

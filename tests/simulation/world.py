@@ -21,6 +21,7 @@ from tests.simulation.faults import Plan
 if TYPE_CHECKING:
     from tests.simulation.drivers import Driver
     from tests.simulation.ledger import Ledger
+    from tests.simulation.lines import Line
     from tests.simulation.systems import System
 
 ResultT = TypeVar("ResultT")
@@ -43,7 +44,12 @@ class TaskFailed(Exception):  # noqa: N818
 
 
 class World:
-    """The state that all drivers of one seed share."""
+    """The state that all drivers of one seed share.
+
+    Attributes:
+        pipelines: by name; the first one and, after a fork, its fork.
+        chosen: the pipeline that the scheduler looks at.
+    """
 
     def __init__(self, seed: int, *, trace: bool) -> None:
         self.seed = seed
@@ -59,7 +65,17 @@ class World:
         self.states: set[str] = set()
         self.lines: list[str] | None = [] if trace else None
         self.violation: Violation | None = None
-        self.ledger: Ledger
+        self.pipelines: dict[str, Line] = {}
+        self.chosen: Line
+
+    @property
+    def line(self) -> Line:
+        """The pipeline of the running driver."""
+        return self.chosen if self.driver is None else self.driver.line
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.line.ledger
 
     # -- trace and failures ------------------------------------------------------------------------
 
@@ -183,7 +199,7 @@ class World:
 
 def _error_of(step: str) -> Exception:
     place, _, verb = step.partition(".")
-    if place == "log":
+    if place in {"log", "folder"}:
         return LogUnavailableError("unreachable; nothing was written")
     if verb == "precommit":
         return TaskFailed(step)
@@ -193,6 +209,6 @@ def _error_of(step: str) -> Exception:
 
 
 def _lost_answer_of(step: str) -> Exception:
-    if step.startswith("log."):
+    if step.startswith(("log.", "folder.")):
         return DecisionUnknownError("the answer is lost")
     return TaskFailed(step) if step.endswith("precommit") else ConnectionError("no answer")

@@ -11,7 +11,7 @@ import pytest
 from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.model import Owner
 from sparkonce.testing.log_cases import QUERY, claim, record
-from sparkonce.txn_log.claim import Claim, Known
+from sparkonce.txn_log.claim import RESTORING, Claim, Known
 from sparkonce.txn_log.identity import admit, adopted
 from sparkonce.txn_log.record import Head, Incarnation, Share, State, TransactionRecord
 
@@ -208,6 +208,21 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         claim(1),
         known(7, 8),
         "no longer remembers.* would be written again",
+    ),
+    "checkpoint into which a savepoint is being restored, whatever is adopted": (
+        claim(3, adopt=("batch 3", LOG_ID), checkpoint_log_id=RESTORING),
+        known(1, 2),
+        "a savepoint is being restored into the checkpoint file:/ckpt",
+    ),
+    "fork whose Spark has run a batch without it": (
+        claim(10, checkpoint_log_id=LOG_ID, checkpoint_pipeline="orders"),
+        known(head=replace(HEAD, first_batch=9)),
+        "the next batch of the transaction log .* is 9",
+    ),
+    "fork at the savepoint's own batch": (
+        claim(8, checkpoint_log_id=LOG_ID, checkpoint_pipeline="orders"),
+        known(head=replace(HEAD, first_batch=9)),
+        "has delivered up to batch 8",
     ),
     "batches ran without the log": (claim(9), known(2), "nothing of batch 9, which Spark"),
     "Spark's state was repartitioned offline": (

@@ -187,7 +187,7 @@ def delete(root: str, name: str, *, as_json: bool) -> int:
 @click.option(
     "--lost",
     is_flag=True,
-    help="The checkpoint with the log inside is lost for good, and never runs again.",
+    help="The checkpoint is lost for good, with its log; batches after the savepoint come again.",
 )
 @json_option
 def restore(*, job: str, root: str, name: str, into: str, lost: bool, as_json: bool) -> int:
