@@ -23,7 +23,7 @@ from sparkonce.spark_hooks.checkpoint import CheckpointFiles
 from sparkonce.spark_hooks.savepoints.closure import closure_of
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
 from sparkonce.spark_hooks.savepoints.manifest import Manifest, Stored
-from sparkonce.spark_hooks.savepoints.place import NAME, Savepoints
+from sparkonce.spark_hooks.savepoints.place import NAME, Progress, Savepoints
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, TransactionRecord
 from sparkonce.txn_log.rules import id_of
@@ -33,9 +33,6 @@ logger = logging.getLogger("sparkonce")
 _TRIES: Final = 4
 _ENOUGH: Final = 100
 """Records to look through for the newest complete batch: at most two are unfinished."""
-
-Progress = Callable[[int, int], None]
-"""Called with the number of files that are kept and of all files."""
 
 Hold = Callable[[], AbstractContextManager[None]]
 """Holds the query between two batches while the context is entered."""

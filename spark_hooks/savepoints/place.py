@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from sparkonce.errors import SavepointError
@@ -28,6 +29,9 @@ from sparkonce.spark_hooks.savepoints.manifest import Manifest, Stored
 from sparkonce.storage import FileSystemFolder, open_folder
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+Progress = Callable[[int, int], None]
+"""Called with the number of files that are kept and of all files."""
 
 _MANIFEST: Final = ".json"
 _DELETING: Final = ".deleting.json"
@@ -156,6 +160,19 @@ class Savepoints:
                 f"the savepoint {manifest.name} was not made: another one in {self.address} was "
                 f"being deleted meanwhile, and both may share files; {fix}"
             )
+
+    def export(self, manifest: Manifest, to: Savepoints, progress: Progress) -> None:
+        """Copy a savepoint to another root, with each checksum compared on the way.
+
+        A copy that was interrupted continues.
+
+        Raises:
+            SavepointError: the savepoint is damaged, or the other root has another one of its name.
+        """
+        for number, (name, expected) in enumerate(manifest.files.items(), start=1):
+            to._folder.store(_content(expected.sha256), partial(self.content, manifest, name))
+            progress(number, len(manifest.files))
+        to.publish(manifest)
 
     # -- deleting ----------------------------------------------------------------------------------
 

@@ -105,6 +105,7 @@ def rewind(
     pipeline: str,
     sinks: Mapping[str, AnySink],
     kept: Collection[str] = (),
+    source_paths: Mapping[str, str] | None = None,
     open_log: OpenLog,
     parent_log: TransactionLog,
 ) -> tuple[str, Rewind]:
@@ -117,6 +118,7 @@ def rewind(
         pipeline: see `Rewind.of`.
         sinks: see `Rewind.of`.
         kept: see `Rewind.of`.
+        source_paths: see `restoring.fork`.
         open_log: see `restoring.OpenLog`.
         parent_log: the log of the savepoint's pipeline, as it is now.
 
@@ -135,7 +137,7 @@ def rewind(
         log = _moved(parent_log, open_log(), pipeline)
     done = Rewind.of(manifest, log, pipeline=pipeline, sinks=sinks, kept=kept)
     done.check()
-    changes = Changes(str(uuid.uuid4()), checkpoint.location)
+    changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})
     query_id = lay_out(savepoints, manifest, checkpoint, pipeline, changes)
     if log is parent_log:
         log = _moved(parent_log, open_log(), pipeline)

@@ -331,6 +331,35 @@ def test_damaged_file_is_noticed(stage: Stage) -> None:
         stage.restore(LocalFolder(into), into)
 
 
+def test_export_is_killed_at_each_write(stage: Stage) -> None:
+    """It continues; another savepoint of the same name stays; damage is not copied."""
+    manifest = stage.create(LocalFolder(stage.root), "first")
+    place, other = Savepoints(LocalFolder(stage.root)), stage.folder / "other"
+
+    def act(folder: LocalFolder) -> None:
+        place.export(manifest, Savepoints(folder), lambda _kept, _all: None)
+
+    moments = 0
+    for _, folder in killed_at_each_change(other, act):
+        moments += 1
+        assert all_whole(other) in ([], ["first"])
+        act(folder)
+        assert all_whole(other) == ["first"]
+        shutil.rmtree(other)
+    assert moments > 10
+    assert Savepoints(LocalFolder(other)).read("first") == manifest
+    shutil.rmtree(stage.root)
+    again = stage.create(LocalFolder(stage.root), "first")
+    with pytest.raises(SavepointError, match="has a savepoint 'first' already"):
+        place.export(again, Savepoints(LocalFolder(other)), lambda _kept, _all: None)
+    stored = stage.root / "files" / manifest.files["offsets/5"].sha256
+    stored.write_text(stored.read_text() + " ")
+    shutil.rmtree(other)
+    with pytest.raises(SavepointError, match="does not have the checksum"):
+        place.export(again, Savepoints(LocalFolder(other)), lambda _kept, _all: None)
+    assert Savepoints(LocalFolder(other)).names() == []
+
+
 def test_savepoint_of_format_1_is_read() -> None:
     text = GOLDEN.read_text()
     manifest = Manifest.decode(text, "golden")

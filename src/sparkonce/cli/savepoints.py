@@ -1,15 +1,16 @@
 """`savepoint`: keep a query's checkpoint at a complete batch, restore it, fork it.
 
 create                     reads a checkpoint, of a query that may be running
-list show verify delete    need no JOB and no log
+list show verify           need no JOB and no log; nor do export and delete
 restore fork               fill a new checkpoint; the sinks are not touched
 rewind                     fills one too, after it has taken later batches out of the sinks
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -37,6 +38,13 @@ from sparkonce.words import counted
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
+_source_path = click.option(
+    "--source-path",
+    "moved",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="A file source's folder has moved; both as URLs.",
+)
 _into = click.option(
     "--into", metavar="LOCATION", required=True, help="The new checkpoint: an empty folder."
 )
@@ -70,8 +78,7 @@ def create(
     with open_job(job, checkpoint) as pipeline:
         head = head_here(pipeline.log, pipeline.name)
         files = open_checkpoint(checkpoint or head.checkpoint, None, start_jvm=True)
-        with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task("copying")
+        with _shown_progress() as progress:
             made = making.create(
                 _place(root, create=True),
                 pipeline.log,
@@ -79,7 +86,7 @@ def create(
                 files,
                 name=name,
                 batch=batch,
-                progress=lambda kept, number: bar.update(task, completed=kept, total=number),
+                progress=progress,
             )
     found = _facts(made)
     screen = Screen(as_json=as_json)
@@ -164,6 +171,28 @@ def verify(root: str, name: str, *, as_json: bool) -> int:
 @savepoint.command()
 @click.argument("root")
 @click.argument("name")
+@click.argument("to")
+@json_option
+def export(root: str, name: str, to: str, *, as_json: bool) -> int:
+    """Copy a savepoint to TO, another folder for savepoints.
+
+    After an interruption, run it again.
+    """
+    place, other = _place(root), _place(to, create=True)
+    manifest = place.read(name)
+    with _shown_progress() as progress:
+        place.export(manifest, other, progress)
+    screen = Screen(as_json=as_json)
+    if as_json:
+        screen.json(_facts(manifest))
+    else:
+        screen.say(f"{name} is in {other.address}: {_size(_facts(manifest))}")
+    return 0
+
+
+@savepoint.command()
+@click.argument("root")
+@click.argument("name")
 @json_option
 def delete(root: str, name: str, *, as_json: bool) -> int:
     """Delete a savepoint, and the files that no other one of ROOT needs.
@@ -218,13 +247,7 @@ def restore(*, job: str, root: str, name: str, into: str, lost: bool, as_json: b
 @click.option(
     "--share", "shared", multiple=True, metavar="SINK", help="May write where the first one does."
 )
-@click.option(
-    "--source-path",
-    "moved",
-    multiple=True,
-    metavar="OLD=NEW",
-    help="A file source's folder has moved; both as URLs.",
-)
+@_source_path
 @json_option
 def fork(
     *,
@@ -271,6 +294,7 @@ def fork(
 @click.option(
     "--keep", "kept", multiple=True, metavar="SINK", help="Its rows stay; new ones come to them."
 )
+@_source_path
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @yes_option
 @json_option
@@ -281,6 +305,7 @@ def rewind(
     name: str,
     into: str,
     kept: Sequence[str],
+    moved: Sequence[str],
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -313,6 +338,7 @@ def rewind(
                 pipeline=pipeline.name,
                 sinks=sinks,
                 kept=kept,
+                source_paths=dict(map(_moved_path, moved)),
                 open_log=lambda: _log_of(pipeline, into),
                 parent_log=log,
             )
@@ -324,6 +350,14 @@ def _moved_path(given: str) -> tuple[str, str]:
     if not (old and new):
         raise ConfigurationError(f"--source-path {given}: write OLD=NEW, both as URLs")
     return old, new
+
+
+@contextlib.contextmanager
+def _shown_progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, for copies that take long."""
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("copying")
+        yield lambda kept, number: bar.update(task, completed=kept, total=number)
 
 
 def _place(root: str, *, create: bool = False) -> Savepoints:
