@@ -83,7 +83,7 @@ class Prepared:
         return cls(**payload)
 
     def committable(self, branch_id: BranchId) -> Committable:
-        payload: dict[str, JsonValue] = asdict(self)
+        payload: dict[str, JsonValue] = {k: v for k, v in asdict(self).items() if k != "mode" or v}
         text = f"table {self.schema}.{self.table}, prepared transaction {branch_id}"
         return Committable(branch_id, payload, PREPARED_VERSION, text=text)
 

@@ -12,6 +12,7 @@ import click
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.operating import head_of
 from sparkonce.spark_hooks.jobs import load_job
+from sparkonce.spark_hooks.savepoints import Savepoints
 from sparkonce.storage import local_path
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import Head
@@ -124,3 +125,8 @@ def _check_there(checkpoint: str) -> None:
             f"{checkpoint}: there is no folder {path.absolute()}: check --checkpoint; a query's "
             "first start makes it, and the log in it"
         )
+
+
+def place_of_savepoints(root: str, *, create: bool = False) -> Savepoints:
+    """The savepoints below a ROOT."""
+    return Savepoints.at(root, create=create, by_boto3=True)
