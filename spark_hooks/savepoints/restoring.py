@@ -248,16 +248,22 @@ def _lay_out(
     query_id = str(there["query_id"])
     if is_again:
         _check_is_ours(savepoints, manifest, checkpoint, query_id)
-    for name in manifest.files:
+    # The query id last: a query that is started before finds all files, or takes another id.
+    for name in sorted(manifest.files, key=_METADATA.__eq__):
         checkpoint.store(name, partial(_content, savepoints, manifest, name, query_id))
+    _check_is_ours(savepoints, manifest, checkpoint, query_id, [_METADATA])
     return query_id
 
 
 def _check_is_ours(
-    savepoints: Savepoints, manifest: Manifest, checkpoint: FileSystemFolder, query_id: str
+    savepoints: Savepoints,
+    manifest: Manifest,
+    checkpoint: FileSystemFolder,
+    query_id: str,
+    names: Iterable[str] | None = None,
 ) -> None:
-    """Refuse what somebody has written into the folder since the restore was interrupted."""
-    for name in checkpoint.names(""):
+    """Refuse what somebody has written into the folder since the restore began; default: all."""
+    for name in checkpoint.names("") if names is None else names:
         if name.startswith(_OURS):
             continue
         expected = name in manifest.files and measured(
