@@ -271,7 +271,7 @@ def test_fork_is_killed_at_each_write(stage: Stage) -> None:
 def test_query_id_comes_last(stage: Stage) -> None:
     """A query that is started meanwhile has all files, or an id of its own, which is refused.
 
-    Otherwise it could read half of a source's log, wait, and be admitted once the restore has ended.
+    Otherwise it could read half of a source's log, wait, and be admitted once the restore ends.
     """
     manifest = stage.create(LocalFolder(stage.root), "first")
     into = stage.folder / "restored"
