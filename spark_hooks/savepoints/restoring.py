@@ -34,6 +34,7 @@ from sparkonce.txn_log.places import place_of_log
 from sparkonce.txn_log.record import OPERATOR
 
 _MARKER: Final = "sparkonce.json"
+_METADATA: Final = "metadata"
 _OURS: Final = (_MARKER, "sparkonce.1.json", "sparkonce-log/", "sparkonce-drivers/")
 
 OpenLog = Callable[[], TransactionLog]
@@ -252,8 +253,10 @@ def lay_out(
 
     if is_again:
         _check_is_ours(manifest, checkpoint, content)
-    for name in manifest.files:
+    # The query id last: a query that is started before finds all files, or takes another id.
+    for name in sorted(manifest.files, key=_METADATA.__eq__):
         checkpoint.store(name, partial(content, name))
+    _check_is_ours(manifest, checkpoint, content, [_METADATA])
     return changes.query_id
 
 
@@ -278,9 +281,10 @@ def _check_is_ours(
     manifest: Manifest,
     checkpoint: FileSystemFolder,
     content: Callable[[str], Iterable[bytes]],
+    names: Iterable[str] | None = None,
 ) -> None:
-    """Refuse what somebody has written into the folder since the restore was interrupted."""
-    for name in checkpoint.names(""):
+    """Refuse what somebody has written into the folder since the restore began; default: all."""
+    for name in checkpoint.names("") if names is None else names:
         if name.startswith(_OURS):
             continue
         expected = name in manifest.files and measured(content(name))

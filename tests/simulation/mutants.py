@@ -779,8 +779,8 @@ _SAVEPOINTS: Final = (
         "fork keeps the query id",
         "I6",
         RESTORING,
-        "    query_id = _lay_out(savepoints, manifest, checkpoint, pipeline, None)\n",
-        "    query_id = _lay_out(savepoints, manifest, checkpoint, pipeline, manifest.head.query_id)\n",
+        "    changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})\n",
+        "    changes = Changes(manifest.head.query_id, checkpoint.location, source_paths or {})\n",
         f"{_STARTS}::test_log_elsewhere[fork_whose_checkpoint_is_lost]",
     ),
     _simulated(
@@ -803,8 +803,8 @@ _SAVEPOINTS: Final = (
         "restore gives the query a new id",
         "I8",
         RESTORING,
-        "    _lay_out(savepoints, manifest, checkpoint, pipeline, manifest.head.query_id)\n",
-        "    _lay_out(savepoints, manifest, checkpoint, pipeline, None)\n",
+        "    changes = Changes(manifest.head.query_id, checkpoint.location)\n",
+        "    changes = Changes(str(uuid.uuid4()), checkpoint.location)\n",
         f"{_STARTS}::test_log_elsewhere[restored]",
     ),
     _simulated(

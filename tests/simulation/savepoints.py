@@ -93,6 +93,7 @@ class User:
         self._shares = self.rng.random() < 0.5
         self._last: Command | None = None
         self._made = 0
+        self._sparks: list[Spark] = []
         self.todo: list[str] = []
         if self.is_on:
             more = self.rng.choice((["restore"], ["fork"], ["restore", "fork"]))
@@ -155,7 +156,15 @@ class User:
         self.world.states.add("half a checkpoint is started")
         self.world.chosen = command.line
         before = self.world.pipelines["orders"].spark
-        return Spark.of_folder(command.line, command.folder, before, self.rng)
+        return self._spark_of(command, before)
+
+    def _spark_of(self, command: Command, before: Spark) -> Spark:
+        """One Spark for each folder, also if it was started before its restore had ended."""
+        found = next((s for s in self._sparks if s.folder is command.folder), None)
+        if found is None:
+            found = Spark.of_folder(command.line, command.folder, before, self.rng)
+            self._sparks.append(found)
+        return found
 
     # -- the commands ------------------------------------------------------------------------------
 
@@ -192,7 +201,7 @@ class User:
         line.ledger.check_restored(manifest.batch, decided)
         if any(d.paused_at for d in line.drivers() if not isinstance(d, Command)):
             self.world.states.add("a savepoint is restored while the old driver is paused")
-        line.use(Spark.of_folder(line, command.folder, command.spark, self.rng))
+        line.use(self._spark_of(command, command.spark))
         self._done("restore")
 
     def _fork(self, command: Command) -> None:
@@ -208,7 +217,7 @@ class User:
             open_log=lambda: SimLog(line.disk),
         )
         orders = self.world.pipelines["orders"]
-        line.use(Spark.of_folder(line, command.folder, command.spark, self.rng))
+        line.use(self._spark_of(command, command.spark))
         where = "log" if line.disk is orders.disk else "log of its own"
         self.world.states.add(f"a fork runs, {'shared' * self._shares or 'own'} targets, {where}")
         self._done("fork")

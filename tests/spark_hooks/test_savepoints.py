@@ -268,6 +268,32 @@ def test_fork_is_killed_at_each_write(stage: Stage) -> None:
     assert len(ids) > 20
 
 
+def test_query_id_comes_last(stage: Stage) -> None:
+    """A query that is started meanwhile has all files, or an id of its own, which is refused.
+
+    Otherwise it could read half of a source's log, wait, and be admitted once the restore ends.
+    """
+    manifest = stage.create(LocalFolder(stage.root), "first")
+    into = stage.folder / "restored"
+    for moment, _ in killed_at_each_change(into, lambda f: stage.restore(f, into)):
+        if (into / "metadata").exists():
+            assert all((into / name).exists() for name in manifest.files), moment
+        shutil.rmtree(into)
+
+
+def test_query_that_was_started_while_it_was_restored(stage: Stage) -> None:
+    stage.create(LocalFolder(stage.root), "first")
+    into = stage.folder / "restored"
+
+    def start(moment: str) -> None:
+        if moment == "after store offsets/5":
+            write(into, [("metadata", '{"id": "its own"}')])
+
+    with pytest.raises(SavepointError, match="has metadata, which is not the savepoint's"):
+        stage.restore(Observed(into, start), into)
+    assert refused_start(stage, into, "orders", "its own")
+
+
 def test_folder_that_somebody_has_used_is_refused(stage: Stage) -> None:
     """Spark was started on a checkpoint whose restore had not ended: it may hold anything."""
     stage.create(LocalFolder(stage.root), "first")
