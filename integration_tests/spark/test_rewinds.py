@@ -170,7 +170,9 @@ def story(
     return Story(targets.job, targets, tmp_path, log)
 
 
-BOTH = pytest.mark.parametrize("story", ["outside", "inside"], indirect=True)
+BOTH = pytest.mark.parametrize(
+    "story", ["outside", pytest.param("inside", marks=pytest.mark.slow)], indirect=True
+)
 INSIDE = pytest.mark.parametrize("story", ["inside"], indirect=True)
 
 

@@ -51,6 +51,9 @@ STORES = {
         "checkpointFormatVersion": "2",
     },
 }
+LIVE = {"hdfs", "format2-changelog"}
+"""Stores whose running query is copied in `make test`; the others are slow."""
+
 BEFORE, AFTER = 7, 4
 """Files, and so batches, before and after the savepoint."""
 
@@ -74,8 +77,6 @@ def joined(df: DataFrame) -> DataFrame:
 QUICK = {
     ("joined", "hdfs"),
     ("aggregated", "rocksdb"),
-    ("distinct", "changelog"),
-    ("watermarked", "format2"),
     ("joined", "format2-changelog"),
 }
 SHAPES = {f.__name__: f for f in (aggregated, distinct, watermarked, joined, numbered_by_state)}
@@ -310,7 +311,10 @@ def test_start_before_the_restore_has_ended_is_refused(spark: SparkSession, tmp_
     assert delivered(story.job.out) == counted(range(2))
 
 
-@pytest.mark.parametrize("store", [*STORES])
+@pytest.mark.parametrize(
+    "store",
+    [s if s in LIVE else pytest.param(s, marks=pytest.mark.slow) for s in STORES],
+)
 @pytest.mark.parametrize(
     "copies", [3, pytest.param(200, marks=pytest.mark.slow, id="many")], ids=str
 )
