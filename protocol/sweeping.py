@@ -160,17 +160,20 @@ def _without_committed(
     an older backup was restored. An abort would destroy the last copy of its rows.
     """
     orphans: list[Committable] = []
-    find = functools.cache(pipeline.log.find)  # a batch may have left many branches
     find_head = functools.cache(pipeline.log.head)
+
+    @functools.cache  # a batch may have left many branches
+    def find(batch: TransactionId) -> TransactionRecord | None:
+        record = pipeline.log.find(batch)
+        head = None if record is None else find_head(batch.pipeline)
+        return None if head is not None and head.is_rewound(batch) else record
+
     for branch in found:
         branch_id, record = branch.branch_id, None
         if branch_id.batch_id is not None:
             query_id = branch_id.owner.query_id
             record = find(TransactionId(pipeline.name, query_id, branch_id.batch_id))
-        head = None if record is None else find_head(pipeline.name)
-        is_rewound = head is not None and record is not None and head.is_rewound(record.id)
-        named = None if record is None or is_rewound else _committed_as(record, branch_id)
-        if record is None or named is None:
+        if record is None or (named := _committed_as(record, branch_id)) is None:
             orphans.append(branch)
         elif error := verbs.outcome_of_commit(sink, named):
             logger.error("%s is left to the next sweep: %s", branch_id, error)

@@ -1,4 +1,4 @@
-"""What a restored checkpoint holds otherwise than the savepoint.
+"""How the files of a restored checkpoint differ from those of the savepoint.
 
 metadata                   the query id of a fork
 state/0/_metadata/v2/0     where the checkpoint is: transformWithState keeps absolute paths
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-_METADATA: Final = "metadata"
+METADATA: Final = "metadata"
 _SCHEMAS: Final = re.compile(r"state/[0-9]+/_metadata/v2/[0-9]+")
 _BEFORE: Final = re.compile(r".*?(?=/state/[0-9]+/_stateSchema/)")
 _SOURCES: Final = "sources/"
@@ -36,7 +36,7 @@ class Changes:
 
     def applied(self, name: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
         """The new content of a file."""
-        if name == _METADATA:
+        if name == METADATA:
             text = json.loads(b"".join(pieces))
             yield json.dumps({**text, "id": self.query_id}, separators=(",", ":")).encode()
         elif _SCHEMAS.fullmatch(name):

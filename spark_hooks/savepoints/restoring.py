@@ -21,7 +21,7 @@ from typing import Final
 
 from sparkonce.errors import SavepointError
 from sparkonce.spark_hooks.binding import bind, read_binding
-from sparkonce.spark_hooks.savepoints.changes import Changes
+from sparkonce.spark_hooks.savepoints.changes import METADATA, Changes
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
 from sparkonce.spark_hooks.savepoints.place import Savepoints, measured
 from sparkonce.storage import FileSystemFolder
@@ -31,10 +31,9 @@ from sparkonce.txn_log.founding import found, relocate
 from sparkonce.txn_log.identity import next_batch
 from sparkonce.txn_log.moving import copy
 from sparkonce.txn_log.places import place_of_log
-from sparkonce.txn_log.record import OPERATOR
+from sparkonce.txn_log.record import OPERATOR, Head
 
 _MARKER: Final = "sparkonce.json"
-_METADATA: Final = "metadata"
 _OURS: Final = (_MARKER, "sparkonce.1.json", "sparkonce-log/", "sparkonce-drivers/")
 
 OpenLog = Callable[[], TransactionLog]
@@ -168,17 +167,9 @@ def _check_nothing_after(log: TransactionLog, manifest: Manifest) -> None:
             f"the savepoint {manifest.name} is of query {manifest.head.query_id} of {name!r}, and "
             f"the log {log.address} {bound}: fork the savepoint, or rewind to it"
         )
-    if head.moved_to is not None:
-        if place_of_log(log.address) is not None:
-            return  # an earlier try has moved it with the checkpoint; `copy` continues, or refuses
-        raise SavepointError(
-            f"{name!r} was moved from {log.address} to {head.moved_to}: give the job that log="
-        )
-    if unfinished := log.unfinished(name):
-        raise SavepointError(
-            f"{unfinished[0].id} is not finished: run `sparkonce recover` first, with the job and "
-            "the checkpoint that it had"
-        )
+    if head.moved_to is not None and place_of_log(log.address) is not None:
+        return  # an earlier try has moved it with the checkpoint; `copy` continues, or refuses
+    check_is_settled(log, head)
     if next_batch(log.newest(name, head.query_id), head) != batch + 1:
         newest = log.newest(name, head.query_id)
         upto = batch if newest is None else newest.id.batch_id
@@ -186,6 +177,20 @@ def _check_nothing_after(log: TransactionLog, manifest: Manifest) -> None:
             f"the sinks of {name!r} have every batch up to {upto}, and the savepoint "
             f"{manifest.name} ends with batch {batch}: what came after would be delivered twice. "
             "Take a savepoint of now, rewind the sinks to this one, or fork it into other targets"
+        )
+
+
+def check_is_settled(log: TransactionLog, head: Head) -> None:
+    """Refuse a log that the pipeline has left, or that has an unfinished batch of it."""
+    if head.moved_to is not None:
+        raise SavepointError(
+            f"{head.pipeline!r} was moved from {log.address} to {head.moved_to}: give the job that "
+            "log="
+        )
+    if unfinished := log.unfinished(head.pipeline):
+        raise SavepointError(
+            f"{unfinished[0].id} is not finished: run `sparkonce recover` first, with the job and "
+            "the checkpoint that it had"
         )
 
 
@@ -254,9 +259,9 @@ def lay_out(
     if is_again:
         _check_is_ours(manifest, checkpoint, content)
     # The query id last: a query that is started before finds all files, or takes another id.
-    for name in sorted(manifest.files, key=_METADATA.__eq__):
+    for name in sorted(manifest.files, key=METADATA.__eq__):
         checkpoint.store(name, partial(content, name))
-    _check_is_ours(manifest, checkpoint, content, [_METADATA])
+    _check_is_ours(manifest, checkpoint, content, [METADATA])
     return changes.query_id
 
 

@@ -26,7 +26,12 @@ from sparkonce.spark_hooks.binding import bind, read_binding
 from sparkonce.spark_hooks.savepoints.changes import Changes
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
 from sparkonce.spark_hooks.savepoints.place import Savepoints
-from sparkonce.spark_hooks.savepoints.restoring import OpenLog, is_laid_out, lay_out
+from sparkonce.spark_hooks.savepoints.restoring import (
+    OpenLog,
+    check_is_settled,
+    is_laid_out,
+    lay_out,
+)
 from sparkonce.storage import FileSystemFolder
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.moving import copy
@@ -167,19 +172,11 @@ def _head_of(manifest: Manifest, log: TransactionLog, pipeline: str) -> Head:
     head = log.head(pipeline)
     if head is None:
         raise SavepointError(f"the log {log.address} does not know {pipeline!r}")
-    if head.moved_to is not None:
-        raise SavepointError(
-            f"{pipeline!r} was moved from {log.address} to {head.moved_to}: give the job that log="
-        )
+    check_is_settled(log, head)
     if log.id_of(pipeline) != manifest.log_id:
         raise SavepointError(
             f"the savepoint {manifest.name} was made with the log {manifest.log}, and "
             f"{log.address} is another one: fork the savepoint"
-        )
-    if unfinished := log.unfinished(pipeline):
-        raise SavepointError(
-            f"{unfinished[0].id} is not finished: run `sparkonce recover` first, with the job and "
-            "the checkpoint that it had"
         )
     return head
 

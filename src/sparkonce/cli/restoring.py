@@ -6,7 +6,7 @@ rewind          takes later batches out of the sinks first
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -102,11 +102,7 @@ def fork(
     manifest = place.read(name)
     with load_job(job, create=True) as pipeline:
         targets = targets_of(pipeline.all_sinks)
-        if unknown := set(shared) - targets.keys():
-            raise ConfigurationError(
-                f"--share {', '.join(sorted(unknown))}: {pipeline.name!r} has the sinks "
-                f"{', '.join(targets)}"
-            )
+        _check_known("--share", set(shared) - targets.keys(), pipeline)
         query_id = making.fork(
             place,
             manifest,
@@ -155,11 +151,7 @@ def rewind(
     query_id = None
     with load_job(job, create=False) as pipeline:
         sinks = by_name(pipeline.all_sinks)
-        if unknown := set(kept) - {*sinks, *manifest.head.sinks}:
-            raise ConfigurationError(
-                f"--keep {', '.join(sorted(unknown))}: {pipeline.name!r} has the sinks "
-                f"{', '.join(sinks)}"
-            )
+        _check_known("--keep", set(kept) - {*sinks, *manifest.head.sinks}, pipeline)
         log = _log_now(pipeline, manifest, None if dry_run else into)
         if dry_run:
             found = Rewind.of(manifest, log, pipeline=pipeline.name, sinks=sinks, kept=kept)
@@ -177,6 +169,14 @@ def rewind(
                 parent_log=log,
             )
     return _said_what(Screen(as_json=as_json), found, into, query_id)
+
+
+def _check_known(option: str, unknown: Collection[str], pipeline: ExactlyOnce) -> None:
+    if unknown:
+        raise ConfigurationError(
+            f"{option} {', '.join(sorted(unknown))}: {pipeline.name!r} has the sinks "
+            f"{', '.join(by_name(pipeline.all_sinks))}"
+        )
 
 
 def _moved_path(given: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """`savepoint`: keep a query's checkpoint at a complete batch; `restoring` has what uses it.
 
-create                     reads a checkpoint, of a query that may be running
-list show verify           need no JOB and no log; nor do export and delete
+create                           reads a checkpoint, of a query that may be running
+list show verify export delete   need no JOB and no log
 """
 
 from __future__ import annotations
