@@ -6,7 +6,7 @@ from the kill before, and states what must be visible while the driver is paused
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,21 +26,43 @@ from sparkonce.testing.kills import Kill, beside_planning, crash_points
 from sparkonce.testing.services import Services
 
 
-@pytest.mark.parametrize(
-    "policy", ["immediate", pytest.param("after_checkpoint", marks=pytest.mark.slow)]
-)
-def test_driver_killed_at_every_point_with_all_real_sinks(
-    tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
-) -> None:
-    """Kafka, Postgres, each S3 server, two tables: every row is visible once in each."""
-    targets = [
+@pytest.fixture
+def all_targets(
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str]
+) -> Sequence[Target]:
+    """Kafka, Postgres, each S3 server, two tables."""
+    return [
         *real_targets(services, fresh_name),
         iceberg_target(tmp_path / "iceberg", "iceberg"),
         delta_target(tmp_path / "delta", "delta"),
     ]
-    names = [target.name for target in targets]
+
+
+def test_driver_killed_around_the_decision_with_all_real_sinks(
+    tmp_path: Path, all_targets: Sequence[Target]
+) -> None:
+    """Before the decision, after it, in the recovery, and between the commits of two sinks."""
+    steps = [
+        Kill("vote.after", "none", "iceberg", aborts=True),
+        Kill("decide.after", "none"),
+        Kill("recover.after", "all", again=True),
+        Kill("commit.before", "held", "delta"),
+        Kill("commit.after", "ahead", "kafka"),
+        Kill("complete.before", "all"),
+    ]
+    with Scenario(tmp_path, all_targets, batches_of(steps)) as scenario:
+        run_chain(scenario, steps, whole=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_driver_killed_at_every_point_with_all_real_sinks(
+    tmp_path: Path, all_targets: Sequence[Target], policy: CommitPolicy
+) -> None:
+    """Every row is visible once in each of them."""
+    names = [target.name for target in all_targets]
     steps = crash_points(names, policy, is_each=False, is_deep=policy == "after_checkpoint")
-    with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
+    with Scenario(tmp_path, all_targets, batches_of(steps), policy) as scenario:
         run_chain(scenario, steps)
 
 
