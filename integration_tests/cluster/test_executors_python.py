@@ -51,6 +51,7 @@ def test_host_without_sparkonce_is_named(network: Network, tmp_path: Path) -> No
     assert f"sparkonce {sparkonce.__version__} with the extras" in error
 
 
+@pytest.mark.slow
 def test_host_with_another_version_is_named(network: Network, tmp_path: Path) -> None:
     network.hosts[0].mounts[SOURCE] = other = tmp_path / "other"
     shutil.copytree(SOURCE, other)
@@ -133,6 +134,7 @@ def set_version(folder: Path, version: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_archive_brings_sparkonce_along(network: Network, tmp_path: Path) -> None:
     """The archive of docs/howto/install.md, and its two settings."""
     empty, packages = tmp_path / "empty", tmp_path / "packages"

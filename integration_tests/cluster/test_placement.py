@@ -135,6 +135,7 @@ def test_executor_with_a_snapshot_dies_before_it_is_read(
     assert [batch for batch in range(4) if WRITTEN_AGAIN.format(batch) in said] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_small_batch_whose_snapshot_is_lost(
     farm: Farm, make_scenario: Callable[..., Scenario], fresh_name: Callable[[], str]
 ) -> None:

@@ -87,7 +87,7 @@ def test_server_that_lets_several_writers_commit_a_version(
 class TestDeltaSinkOnS3(SinkNetwork):
     """Requests are lost, or late: those of the commit above all."""
 
-    most_faults = 6
+    most_faults = 3
 
     @pytest.fixture
     def make_world(

@@ -89,7 +89,7 @@ def marks_in(client: S3Client, bucket: str) -> list[str]:
 class TestIcebergSinkOnS3(SinkNetwork):
     """Requests to the storage are lost, or late."""
 
-    most_faults = 4
+    most_faults = 3
 
     @pytest.fixture
     def make_world(
@@ -112,7 +112,7 @@ class TestIcebergSinkOnS3(SinkNetwork):
 class TestIcebergSinkWithACatalogFarAway(SinkNetwork):
     """Requests to the catalog are lost, or late: its commit above all."""
 
-    most_faults = 6
+    most_faults = 3
 
     @pytest.fixture
     def make_world(

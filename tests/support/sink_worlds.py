@@ -135,7 +135,12 @@ def outcome(folder: Path, chosen: str) -> tuple[set[str], str]:
     done = subprocess.run(
         [*pytest_, "-q", "-p", "no:cacheprovider", "-k", chosen, f"--junitxml={report}"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": paths, "PYTEST_ADDOPTS": ""},
+        env={
+            **os.environ,
+            "PYTHONPATH": paths,
+            "PYTEST_ADDOPTS": "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # Hypothesis and others take a second
+        },
         capture_output=True,
         text=True,
         check=False,

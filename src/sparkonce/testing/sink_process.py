@@ -8,24 +8,28 @@ commit_after_another  pauses a commit before a line while another commit runs
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+import psutil
 
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import LineTrace
-from sparkonce.testing.services.process import import_path
 from sparkonce.testing.sink_world import SinkWorld, Stage
 
 if TYPE_CHECKING:
@@ -161,20 +165,17 @@ def task_around_another(
 class OtherProcess:
     """A process that gets its order, and reports, through files; so it never waits for a reader.
 
+    It is forked from a server that has imported what is needed (multiprocessing's forkserver), as
+    Spark forks its Python workers: a new interpreter takes a second to import the clients.
+
     Args:
-        module: runs its order.
-        order: the sink, the verb, and what else the module needs; pickled as for an executor.
-        fds: file descriptors that the process inherits; their numbers are its last arguments.
-        stdin: of the process.
+        main: the function that it runs, with the folder of its files, and with what else is given.
+        order: the sink, the verb, and what else `main` needs; pickled as for an executor.
+        more: more arguments of `main`.
     """
 
     def __init__(
-        self,
-        module: str,
-        order: tuple[AnySink, str, *tuple[Any, ...]],
-        *,
-        fds: Sequence[int] = (),
-        stdin: int = subprocess.DEVNULL,
+        self, main: Callable[..., None], order: tuple[AnySink, str, *tuple[Any, ...]], *more: object
     ) -> None:
         from pyspark import cloudpickle  # noqa: PLC0415 - Spark's own copy
 
@@ -183,30 +184,25 @@ class OtherProcess:
         folder = Path(self._files.name)
         self._report, self._log = folder / "report", folder / "log"
         (folder / "order").write_bytes(cloudpickle.dumps(order))
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(folder), *map(str, fds)],
-                stdin=stdin,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **import_path()},
-                pass_fds=fds,
-            )
+        arguments = (main, folder, dict(os.environ), *more)
+        self._process = _fork_server().Process(target=_begin, args=arguments, daemon=True)
+        self._process.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.join()
         self._files.cleanup()
 
     def wait(self) -> int:
         """Wait for its end, at most `PATIENCE_S`; return its exit code."""
-        try:
-            return self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.failure(f"does not end in {PATIENCE_S:.0f} s")) from None
+        self._process.join(PATIENCE_S)
+        status = self._process.exitcode
+        if status is None:
+            raise AssertionError(self.failure(f"does not end in {PATIENCE_S:.0f} s"))
+        return status
 
     def report_at_end(self, *expected: int) -> Any:
         """Wait for one of the expected exit codes; return the report, an empty one if killed."""
@@ -217,31 +213,51 @@ class OtherProcess:
         return json.loads(self._report.read_text()) if self._report.exists() else {}
 
     def failure(self, what: str) -> str:
-        output = self._log.read_text(errors="replace")[-2000:]
+        output = self._log.read_text(errors="replace")[-2000:] if self._log.exists() else ""
         return f"{self._verb} in another process {what}. Its output:\n{output}"
+
+
+@cache
+def _fork_server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    ours = [name for name in sys.modules if name.startswith("sparkonce.")]
+    context.set_forkserver_preload([__name__, "pyspark.cloudpickle", *ours])
+    return context
+
+
+def _begin(
+    main: Callable[..., None], folder: Path, environment: Mapping[str, str], *more: object
+) -> None:
+    """Run `main` in this process as in one of its own."""
+    os.environ.clear()
+    os.environ.update(environment)
+    with (folder / "log").open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    main(folder, *more)
 
 
 class _Other(OtherProcess):
     """A process that runs one verb, and may be paused in it."""
 
     def __init__(self, order: _Order) -> None:
-        super().__init__("sparkonce.testing.sink_process", order)
+        super().__init__(main, order)
 
     def pauses(self) -> bool:
         """Wait until it pauses; return False if it ended first."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            pid, status = os.waitpid(self._process.pid, os.WUNTRACED | os.WNOHANG)
-            if pid and os.WIFSTOPPED(status):
-                return True
-            if pid:
-                self._process.returncode = os.waitstatus_to_exitcode(status)
+            if self._process.exitcode is not None:
                 return False
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED:
+                    return True
             time.sleep(_POLL_S)
         raise AssertionError(self.failure(f"does not reach its line in {PATIENCE_S:.0f} s"))
 
     def resume(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGCONT)
 
 
 def _run_task(
@@ -291,7 +307,3 @@ def main(folder: Path) -> None:
     (folder / "report").write_text(json.dumps(report))
     if fate == signal.SIGKILL and fatal_line is None:
         os.kill(os.getpid(), fate)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

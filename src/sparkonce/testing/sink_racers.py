@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 import random
-import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -28,12 +25,6 @@ from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_process import PATIENCE_S, OtherProcess
 
 RaceVerb: TypeAlias = Literal["commit", "abort"]
-
-_SIZE = struct.Struct("I")
-"""Sent before the branches of a round: their number of bytes."""
-
-_START = struct.Struct("d")
-"""Sent to start a round: how much of a verb's usual time to wait first, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,48 +70,43 @@ def race(
 
 class _Racer(OtherProcess):
     def __init__(self, sink: AnySink, verb: RaceVerb) -> None:
-        self._signals, ours = os.pipe()
-        super().__init__(__name__, (sink, verb), fds=[ours], stdin=subprocess.PIPE)
-        os.close(ours)
+        self._line, theirs = Pipe()
+        with theirs:
+            super().__init__(main, (sink, verb), theirs)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        os.close(self._signals)
+        self._line.close()
 
     def give(self, committables: Sequence[Committable]) -> None:
         """Send the branches of the next round, and wait until they have arrived."""
-        branches = pickle.dumps(committables)
-        self._send(_SIZE.pack(len(branches)) + branches)
+        self._line.send(committables)
         self.await_signal()
 
     def start(self, share: float) -> None:
-        self._send(_START.pack(share))
-
-    def _send(self, message: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(message)
-        self._process.stdin.flush()
+        """Start the round; first wait for this share of a verb's usual time, from 0 to 1."""
+        self._line.send(share)
 
     def await_signal(self) -> None:
-        ready = connection.wait([self._signals], PATIENCE_S)
-        if not ready or not os.read(self._signals, 1):
-            raise AssertionError(self.failure("did not end"))
+        with contextlib.suppress(EOFError, ConnectionError):
+            if self._line.poll(PATIENCE_S):
+                self._line.recv()
+                return
+        raise AssertionError(self.failure("did not end"))
 
     def outcomes(self) -> list[Outcome]:
-        assert self._process.stdin is not None
-        self._process.stdin.close()  # there are no more rounds
+        self._line.send(None)  # there are no more rounds
         return [Outcome(*each) for each in self.report_at_end(0)]
 
 
-def main(folder: Path, signals: int) -> None:
+def main(folder: Path, line: Connection) -> None:
     """Run the verb in each round as soon as it is started; write the report at the end."""
     sink, verb = pickle.loads((folder / "order").read_bytes())  # noqa: S301 - ours
     outcomes: list[tuple[str, str]] = []
     usual_s = 0.0
-    while size := sys.stdin.buffer.read(_SIZE.size):
-        committables = pickle.loads(sys.stdin.buffer.read(*_SIZE.unpack(size)))  # noqa: S301 - ours
-        os.write(signals, b".")
-        (share,) = _START.unpack(sys.stdin.buffer.read(_START.size))
+    while (committables := line.recv()) is not None:
+        line.send("arrived")
+        share = line.recv()
         begin = time.perf_counter()
         while time.perf_counter() < begin + share * usual_s:
             pass
@@ -128,7 +114,7 @@ def main(folder: Path, signals: int) -> None:
         outcomes.append(_outcome(sink, verb, committables))
         took_s = time.perf_counter() - begin
         usual_s = min(usual_s or took_s, took_s)
-        os.write(signals, b".")
+        line.send("ended")
     (folder / "report").write_text(json.dumps(outcomes))
 
 
@@ -144,7 +130,3 @@ def _outcome(sink: AnySink, verb: RaceVerb, committables: Sequence[Committable])
         if verb == "abort" or not isinstance(error, CommitUnresolvedError):
             return "failed", f"{type(error).__name__}: {error}"
     return ("unknown", str(real[0])) if real else ("done", "")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
