@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Barrier
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from deltalake import CommitProperties
+from deltalake import CommitProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkonce.errors import ConfigurationError
@@ -17,6 +18,7 @@ from sparkonce.finding import Finding, Level
 from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.delta.table import MARKS, DeltaVersion, unsupported
 from sparkonce.sinks.lakehouse import missing
+from sparkonce.sinks.lakehouse.columns import MOST_TRIES, lacking
 
 if TYPE_CHECKING:
     from sparkonce.sinks.delta.places import Place
@@ -46,6 +48,30 @@ def create(place: Place, schema: pa.Schema, where: str) -> None:
             f"{where} cannot be created with these columns ({_first_line(error)}): cast or leave "
             "them out (select=)"
         ) from error
+
+
+def add_columns(place: Place, rows: pa.Schema, where: str) -> None:
+    """Add the columns that the table lacks.
+
+    Raises:
+        ConfigurationError: Delta has no type for a column.
+    """
+    for _ in range(MOST_TRIES):
+        table = place.load()
+        if table is None:
+            return
+        has = [field.name for field in table.schema().fields]
+        if not (new := lacking(rows, has)):
+            return
+        try:
+            fields = Schema.from_arrow(new).fields
+        except Exception as error:  # deltalake raises a bare Exception here
+            raise ConfigurationError(
+                f"{where} cannot get the columns {', '.join(new.names)} ({_first_line(error)}): "
+                "cast or leave them out (select=)"
+            ) from error
+        with suppress(CommitFailedError):  # somebody else changed the table
+            table.alter.add_columns(fields)
 
 
 def check_table(version: DeltaVersion, place: Place, schema: pa.Schema, where: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.delta.checking import check_table, create, diagnose
+from sparkonce.sinks.delta.checking import add_columns, check_table, create, diagnose
 from sparkonce.sinks.delta.places import Place
 from sparkonce.sinks.delta.table import DeltaVersion
 from sparkonce.sinks.lakehouse import missing
@@ -34,6 +34,8 @@ class DeltaSink(LakehouseSink):
         storage_options: deltalake's, such as ``{"AWS_ENDPOINT_URL": …}``. What is not given is read
             from the environment.
         create: "if_missing": create a table without partitions from the first batch's columns.
+        new_columns: "add": a start adds the columns that the rows have and the table lacks; they
+            may be null. By default they are refused, as fields within a column always are.
         max_open_files: how many partitions one task may write.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
@@ -52,6 +54,7 @@ class DeltaSink(LakehouseSink):
         *,
         storage_options: Mapping[str, str] | None = None,
         create: Literal["if_missing"] | None = None,
+        new_columns: Literal["add"] | None = None,
         max_open_files: int = 32,
         name: str | None = None,
         select: Sequence[str] | None = None,
@@ -60,6 +63,7 @@ class DeltaSink(LakehouseSink):
     ) -> None:
         super().__init__(
             create=create,
+            new_columns=new_columns,
             max_open_files=max_open_files,
             name=name,
             select=select,
@@ -87,5 +91,8 @@ class DeltaSink(LakehouseSink):
             version = self._load()
         if version is None:
             raise ConfigurationError(f"{self.target} was deleted just now: start again")
+        if self._new_columns is not None:
+            add_columns(self._place, schema, self.target)
+            version = self._load() or version
         check_table(version, self._place, schema, self.target)
         return version

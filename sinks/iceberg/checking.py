@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
-from pyiceberg.io.pyarrow import PyArrowFileIO, _check_pyarrow_schema_compatible
+from pyiceberg.io.pyarrow import (
+    PyArrowFileIO,
+    UnsupportedPyArrowTypeException,
+    _check_pyarrow_schema_compatible,
+)
 from pyiceberg.types import DoubleType, FloatType
 
 from sparkonce.errors import ConfigurationError
@@ -18,6 +22,7 @@ from sparkonce.sinks.iceberg.appending import Append
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION
 from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.lakehouse import missing
+from sparkonce.sinks.lakehouse.columns import MOST_TRIES, lacking
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -30,6 +35,28 @@ def create(tables: Tables, schema: pa.Schema) -> Table:
     namespace = tables.identifier.rpartition(".")[0]
     tables.catalog.create_namespace_if_not_exists(namespace)
     return tables.catalog.create_table_if_not_exists(tables.identifier, in_zone(schema, "UTC"))
+
+
+def add_columns(tables: Tables, rows: pa.Schema, where: str) -> Table:
+    """Add the columns that the table lacks; return it as it is then.
+
+    Raises:
+        ConfigurationError: Iceberg has no type for a column.
+    """
+    table = tables.load()
+    for _ in range(MOST_TRIES):
+        if not (new := lacking(rows, (field.name for field in table.schema().fields))):
+            break
+        try:
+            with suppress(CommitFailedException), table.update_schema() as update:
+                update.union_by_name(new)
+        except (ValueError, UnsupportedPyArrowTypeException) as error:
+            raise ConfigurationError(
+                f"{where} cannot get the columns {', '.join(new.names)} ({error}): cast or leave "
+                "them out (select=)"
+            ) from error
+        table = tables.load()
+    return table
 
 
 def begin(table: Table) -> None:

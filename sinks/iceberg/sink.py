@@ -14,7 +14,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding
 from sparkonce.sinks.base import Transform
-from sparkonce.sinks.iceberg.checking import begin, check_table, create, diagnose
+from sparkonce.sinks.iceberg.checking import add_columns, begin, check_table, create, diagnose
 from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.iceberg.tables import Tables
 from sparkonce.sinks.lakehouse import missing
@@ -35,6 +35,8 @@ class IcebergSink(LakehouseSink):
         catalog: pyiceberg's settings of the catalog, such as ``{"type": "rest", "uri": …}``; or the
             name of a catalog in pyiceberg's own configuration, which every executor must have.
         create: "if_missing": create a table without partitions from the first batch's columns.
+        new_columns: "add": a start adds the columns that the rows have and the table lacks; they
+            may be null. By default they are refused, as fields within a column always are.
         max_open_files: how many partitions one task may write.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
@@ -53,6 +55,7 @@ class IcebergSink(LakehouseSink):
         *,
         catalog: str | Mapping[str, str],
         create: Literal["if_missing"] | None = None,
+        new_columns: Literal["add"] | None = None,
         max_open_files: int = 32,
         name: str | None = None,
         select: Sequence[str] | None = None,
@@ -61,6 +64,7 @@ class IcebergSink(LakehouseSink):
     ) -> None:
         super().__init__(
             create=create,
+            new_columns=new_columns,
             max_open_files=max_open_files,
             name=name,
             select=select,
@@ -96,6 +100,8 @@ class IcebergSink(LakehouseSink):
             if self._create is None:
                 raise missing.refusal(self.target) from None
             table = create(self._tables, schema)
+        if self._new_columns is not None:
+            table = add_columns(self._tables, schema, self.target)
         check_table(table, schema, self.target)
         begin(table)
         return IcebergTable(table)

@@ -40,6 +40,7 @@ class LakehouseSink(
 
     Args:
         create: "if_missing": the first start creates the table.
+        new_columns: "add": a start adds the columns that the table lacks.
         max_open_files: how many partitions one task may write.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
@@ -56,6 +57,7 @@ class LakehouseSink(
         self,
         *,
         create: Literal["if_missing"] | None,
+        new_columns: Literal["add"] | None,
         max_open_files: int,
         name: str | None,
         select: Sequence[str] | None,
@@ -67,7 +69,12 @@ class LakehouseSink(
             raise ConfigurationError(
                 f'{type(self).__name__}: create={create!r}: write "if_missing" or None'
             )
+        if new_columns not in {None, "add"}:
+            raise ConfigurationError(
+                f'{type(self).__name__}: new_columns={new_columns!r}: write "add" or None'
+            )
         self._create = create
+        self._new_columns = new_columns
         self._max_open_files = max_open_files
         self._spec: int | str | None = None
 
@@ -77,7 +84,7 @@ class LakehouseSink(
 
     @abstractmethod
     def _prepare_table(self, schema: pa.Schema) -> LoadedTable:
-        """Check that the table takes the rows; create it if it is missing and `create=` says so.
+        """Check that the table takes the rows; first create or extend it where the sink may.
 
         Raises:
             ConfigurationError: a setting, the table or a column cannot work.
