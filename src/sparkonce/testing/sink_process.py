@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
@@ -217,7 +216,6 @@ class OtherProcess:
         return f"{self._verb} in another process {what}. Its output:\n{output}"
 
 
-@cache
 def _fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     ours = [name for name in sys.modules if name.startswith("sparkonce.")]
