@@ -38,6 +38,8 @@ PIPELINE = "crash"
 ROWS_PER_FILE = 50
 ROWS_PER_BATCH = ROWS_PER_FILE * FILES_PER_BATCH
 PLANNING_S = 120.0
+ENDS_S = 900.0
+"""On YARN, a busy machine takes minutes to start an executor."""
 _INHERITED = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 """Such as the PySpark of another version (spark/test_every_spark.py)."""
 DAYS = ("2026-01-01", "2026-01-02")
@@ -144,7 +146,7 @@ class Driver:
 
     def ends(self) -> tuple[int, str]:
         """Wait until it ends by itself; return its exit code, and its output since its start."""
-        return self.process.wait(), self.said()
+        return self.process.wait(timeout_s=ENDS_S), self.said()
 
     def said(self) -> str:
         return self._log()[self._log_start :]
