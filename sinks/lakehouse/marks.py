@@ -118,8 +118,7 @@ class Marks:
         return (file for file in self.storage.files(folder) if attempt_of(file.name) in wanted)
 
     def remove_files(self, folder: str, attempts: str) -> None:
-        for file in self.files(folder, attempts):
-            self.storage.remove(f"{folder}/{file.name}")
+        self.storage.remove_all(f"{folder}/{file.name}" for file in self.files(folder, attempts))
 
     def remove_batch(self, branch_id: BranchId, mark: Mark, *, keep_files: bool) -> None:
         """Remove the marks of a batch and its tasks, and perhaps their files; its own mark last."""
@@ -128,8 +127,8 @@ class Marks:
         for path in mark.manifests:
             if not keep_files or path.startswith(f"{self.folder}/"):  # else it is the table's now
                 self.storage.remove(path)
-        for attempt in numbers_in(mark.attempts):
-            self.remove(replace(branch_id, attempt=attempt))
+        attempts = numbers_in(mark.attempts)
+        self.storage.remove_all(self.path(replace(branch_id, attempt=n)) for n in attempts)
         self.remove(branch_id)
 
     def path(self, branch_id: BranchId) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyarrow import fs
+
+from sparkonce.parallel import MAX_THREADS, at_once
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ class Storage:
                 system.delete_file(info.path)
         with contextlib.suppress(OSError):  # some servers do not delete the names of folders
             system.delete_dir(path)
+
+    def remove_all(self, locations: Iterable[str]) -> None:
+        """Delete files that may be gone already, several at a time."""
+        names = list(locations)
+        at_once(self._remove_each, [names[n::MAX_THREADS] for n in range(MAX_THREADS)])
+
+    def _remove_each(self, locations: Iterable[str]) -> None:
+        for location in locations:
+            self.remove(location)
 
     def remove(self, location: str) -> None:
         """Delete a file that may be gone already."""
