@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,16 +74,23 @@ class RewindStage:
         write(location, [("sparkonce.json", json.dumps(marker))])
 
     def begin(
-        self, location: Path, query_id: str, batch: int, *, replaces: str | None = None
+        self,
+        location: Path,
+        query_id: str,
+        batch: int,
+        *,
+        pipeline: str = "orders",
+        targets: Mapping[str, str] | None = None,
+        replaces: str | None = None,
     ) -> Incarnation:
         """Start a query on the checkpoint; raises what the identity guard refuses."""
         binding = open_checkpoint(str(location), None).binding()
         claim = Claim(
-            "orders",
+            pipeline,
             query_id,
             f"run {location.name} {batch}",
             "driver",
-            {sink.name: sink.target for sink in self.sinks},
+            targets or {sink.name: sink.target for sink in self.sinks},
             batch,
             checkpoint=str(location),
             checkpoint_log_id=None if binding is None else binding.log_id,
