@@ -48,9 +48,15 @@ class RewindStage:
     """A pipeline with complete batches in one or more folders, and a savepoint of an older one."""
 
     def __init__(
-        self, folder: Path, *, batches: int, savepoint: int, sinks: Sequence[str] = ("out",)
+        self,
+        folder: Path,
+        *,
+        batches: int,
+        savepoint: int,
+        sinks: Sequence[str] = ("out",),
+        offset_of: Callable[[int], object] = lambda batch: {"logOffset": batch},
     ) -> None:
-        self.folder = folder
+        self.folder, self.offset_of = folder, offset_of
         self.root = folder / "savepoints"
         self.old = checkpoint(folder / "ckpt", batches)
         self.log = open_log(f"sqlite:///{folder}/txn.db")
@@ -124,7 +130,7 @@ class RewindStage:
             TransactionId("orders", owner.query_id, batch),
             self.incarnation.token,
             State.DECIDED,
-            (json.dumps({"logOffset": batch}),),
+            (json.dumps(self.offset_of(batch)),),
             shares,
         )
         decided = self.log.decide(record)

@@ -7,8 +7,10 @@ rewind          takes later batches out of the sinks first
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +24,8 @@ from sparkonce.errors import ConfigurationError, SavepointError
 from sparkonce.protocol.pipeline import by_name, targets_of
 from sparkonce.spark_hooks import savepoints as making
 from sparkonce.spark_hooks.jobs import load_job
-from sparkonce.spark_hooks.savepoints import Manifest, Rewind, Savepoints
+from sparkonce.spark_hooks.references import at, is_reference, refuse_plain_secrets, reveal
+from sparkonce.spark_hooks.savepoints import Manifest, Rewind, Savepoints, retention
 from sparkonce.storage import FileSystemFolder, open_folder
 from sparkonce.txn_log import TransactionLog, checkpoint_log
 from sparkonce.txn_log.places import is_same_place, place_of_log
@@ -122,10 +125,19 @@ def _uses_savepoint(*, create: bool) -> Callable[[Callable[..., int]], click.Com
         @click.option(
             "--into", metavar="LOCATION", required=True, help="The new checkpoint: an empty folder."
         )
+        @click.option(
+            "--source-kafka",
+            "brokers",
+            metavar="SERVERS",
+            help="Check that Kafka still has the input: host:port,…, or a file of JSON.",
+        )
         @functools.wraps(action)
-        def command(*, job: str, root: str, name: str, into: str, **options: Any) -> int:
+        def command(
+            *, job: str, root: str, name: str, into: str, brokers: str | None, **options: Any
+        ) -> int:
             place = place_of_savepoints(root)
             manifest = place.read(name)
+            _check_input(manifest, brokers)
             with load_job(job, create=create) as pipeline:
                 return action(_Use(place, manifest, pipeline, into), **options)
 
@@ -237,6 +249,36 @@ def rewind(
             parent_log=log,
         )
     return _said_what(Screen(as_json=as_json), use, found, query_id)
+
+
+def _check_input(manifest: Manifest, brokers: str | None) -> None:
+    """Refuse a savepoint whose input Kafka has deleted; without brokers, say what is not known."""
+    if brokers is not None:
+        retention.check_input(manifest, _settings_of(brokers))
+    elif retention.positions(manifest.record.offsets):
+        click.echo(
+            "not checked whether Kafka still has the input that follows: see --source-kafka",
+            err=True,
+        )
+
+
+def _settings_of(brokers: str) -> dict[str, Any]:
+    if not brokers.endswith(".json"):
+        return {"bootstrap.servers": brokers}
+    try:
+        settings = json.loads(Path(brokers).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--source-kafka {brokers} cannot be read: {error}") from error
+    if not isinstance(settings, dict) or "bootstrap.servers" not in settings:
+        raise ConfigurationError(
+            f"--source-kafka {brokers}: write settings of librdkafka, with bootstrap.servers"
+        )
+    refuse_plain_secrets(settings, brokers)
+    for name, value in settings.items():
+        if is_reference(value):
+            ((kind, place),) = value.items()
+            settings[name] = reveal(kind, place, at(brokers, name))
+    return settings
 
 
 def _moved_path(given: str) -> tuple[str, str]:
