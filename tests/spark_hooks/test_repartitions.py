@@ -64,9 +64,10 @@ def test_checkpoint_without_older_offsets(tmp_path: Path) -> None:
     assert open_checkpoint(str(tmp_path), None).repartitions_before(2) == 0
 
 
-def test_log_gets_a_record_without_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["sqlite:///{}/txn.db", "checkpoint:{}"])
+def test_log_gets_a_record_without_rows(tmp_path: Path, address: str) -> None:
     """So that a savepoint can be made of the batch, and a rewind finds every batch."""
-    log = open_log(f"sqlite:///{tmp_path}/txn.db")
+    log = open_log(address.format(tmp_path))
     incarnation = log.begin(claim())
     newest = deliver(log, incarnation, 0)
     again = claim(3, offsets={2: newest.offsets}, repartitions=2, run_id="again")
