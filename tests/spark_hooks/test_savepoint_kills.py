@@ -185,10 +185,10 @@ def into_new(job: str) -> Callable[[Folder], list[str]]:
 
 CASES = {
     "create": Case(lambda f: [f.job, f.root, "--name", "first"], after_create, 0, (2, 14)),
-    "restore": Case(into_new("job"), after_restore, 1, (3, 20, 40)),
-    "fork": Case(into_new("fork"), after_fork, 1, (3, 40, 45)),
-    "rewind": Case(lambda f: [*into_new("job")(f), "--yes"], after_rewind, 0, (3, 40, 42)),
-    "delete": Case(lambda f: [f.root, "good"], after_delete, 1, (1, 4)),
+    "restore": Case(into_new("job"), after_restore, 1, (20, 46, 50)),
+    "fork": Case(into_new("fork"), after_fork, 1, (20, 54)),
+    "rewind": Case(lambda f: [*into_new("job")(f), "--yes"], after_rewind, 0, (36, 38, 40)),
+    "delete": Case(lambda f: [f.root, "good"], after_delete, 1, (5, 9)),
 }
 
 
