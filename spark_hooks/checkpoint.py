@@ -18,6 +18,7 @@ hidden name first, and purges those of old batches; our files are created atomic
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ from sparkonce.spark_hooks.binding import (
     last_entry,
     read_binding,
 )
-from sparkonce.spark_hooks.source_offsets import SourceOf, shown_offsets
+from sparkonce.spark_hooks.source_offsets import SourceOf, is_repartition, shown_offsets
 from sparkonce.steps import step
 from sparkonce.storage import FileSystemFolder, local_path, open_folder
 from sparkonce.txn_log.record import Head
@@ -165,6 +166,14 @@ class CheckpointFiles:
     def offsets(self, batch_id: int, source_of: SourceOf) -> tuple[str, ...] | None:
         """The source offsets of a batch; see `shown_offsets`."""
         return shown_offsets(self._folder, batch_id, source_of)
+
+    @_step
+    def repartitions_before(self, batch_id: int) -> int:
+        """How many batches just before this one have only repartitioned the state."""
+        texts = (self._folder.read(f"offsets/{b}") for b in range(batch_id - 1, -1, -1))
+        whole = itertools.takewhile(lambda text: text is not None and "\n" in text, texts)
+        pairs = itertools.pairwise(map(str, whole))
+        return sum(1 for _ in itertools.takewhile(lambda p: is_repartition(p[1], p[0]), pairs))
 
     # -- our files ---------------------------------------------------------------------------------
 

@@ -95,6 +95,7 @@ class CheckpointEntrance:
             had_token=had_token,
             seen_run=seen_run,
             has_batch=has_batch,
+            repartitions=query.files.repartitions_before(batch_id),
             namesake=None if is_known else log.namesake(pipeline.name, run.query_id),
         )
         return cls(pipeline, query, claim, seen)

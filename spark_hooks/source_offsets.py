@@ -22,6 +22,9 @@ SourceOf: TypeAlias = "Callable[[str], str | None]"
 """Gives the name of a source's folder for a use of the source, which is the number of its line, or
 its name. None where that is not known yet."""
 
+PARTITIONS = "spark.sql.shuffle.partitions"
+"""The setting that a checkpoint pins: how many partitions the state has."""
+
 _TAIL_BYTES = 1 << 18
 _GROWTH = 4
 """How much more of a compacted log is read when its tail was too short."""
@@ -55,6 +58,24 @@ def uses_in(offsets: str) -> list[tuple[str, str]]:
         return [(str(number), line) for number, line in enumerate(lines)]
     named = (line.partition(":") for line in sorted(lines))
     return [(name, offset) for name, _, offset in named]
+
+
+def is_repartition(before: str, after: str) -> bool:
+    """Whether Spark has only repartitioned its state from one text of offsets/N to the next.
+
+    Such a batch reads nothing, and has no call of foreachBatch. Its time and its watermark are
+    those of the batch before, and of the settings that a checkpoint pins, only the number of
+    partitions differs. Nothing else changes that one.
+    """
+    (version, pinned, *lines), (version_after, pinned_after, *lines_after) = (
+        text.splitlines() for text in (before, after)
+    )
+    metadata, metadata_after = json.loads(pinned), json.loads(pinned_after)
+    number = metadata.get("conf", {}).pop(PARTITIONS, None)
+    number_after = metadata_after.get("conf", {}).pop(PARTITIONS, None)
+    is_other = None not in {number, number_after} and number != number_after
+    rest = (version, metadata, lines), (version_after, metadata_after, lines_after)
+    return is_other and rest[0] == rest[1]
 
 
 def file_counter(offset: str) -> int | None:

@@ -40,6 +40,8 @@ class Claim:
             read the checkpoint; empty if there was none; None if it did not look.
         has_batch: whether Spark has called with a batch. A start that only recovers gets no token
             if another object of the same run has one, because it would abandon that object's batch.
+        repartitions: how many batches just before `batch_id` have only repartitioned Spark's state,
+            as the checkpoint proves.
     """
 
     pipeline: str
@@ -59,6 +61,7 @@ class Claim:
     namesake: str | None = None
     seen_run: str | None = None
     has_batch: bool = True
+    repartitions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def _next_head(claim: Claim, known: Known, now: float) -> Head:
     if head.query_id != claim.query_id:
         retired = tuple(q for q in (*head.retired, head.query_id) if q != claim.query_id)
         return replace(following, retired=retired)
-    is_gap = claim.batch_id > next_batch(known.newest, head)
+    is_gap = claim.batch_id > next_batch(known.newest, head) and not repartitioned(claim, known)
     first_batch = claim.batch_id if is_gap else head.first_batch
     return replace(following, first_batch=first_batch, retired=head.retired)
 
@@ -108,6 +108,20 @@ def next_batch(newest: TransactionRecord | None, head: Head) -> int:
         return head.first_batch
     follows = newest.id.batch_id + (newest.state is not State.ABANDONED)
     return max(head.first_batch, follows)
+
+
+def repartitioned(claim: Claim, known: Known) -> range:
+    """Batches that the log does not know, in which Spark has only repartitioned its state.
+
+    The checkpoint proves it, and that nothing was read since the newest batch of the log.
+    """
+    newest, shown = known.newest, claim.offsets.get(claim.batch_id - 1)
+    nothing = range(0)
+    if newest is None or newest.state is State.ABANDONED or shown is None:
+        return nothing
+    missing = range(newest.id.batch_id + 1, claim.batch_id)
+    is_proven = len(missing) <= claim.repartitions and tuple(shown) == newest.offsets
+    return missing if is_proven else nothing
 
 
 # -- the driver ------------------------------------------------------------------------------------
@@ -234,6 +248,8 @@ def _check_gap(claim: Claim, known: Known, expected: int) -> None:
     adopt="batch N" admits one gap, the one before batch N; a lost log explains any gap.
     """
     newest = known.newest
+    if len(repartitioned(claim, known)) == claim.batch_id - expected:
+        return
     if newest is not None and newest.state is State.ABANDONED and newest.id.batch_id == expected:
         raise refusals.abandoned_gap(claim, known, expected)
     is_of_lost_log = claim.checkpoint_log_id not in {None, known.log_id}  # adopt= names it

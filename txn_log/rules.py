@@ -22,7 +22,7 @@ from typing import Protocol
 from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SparkOnceError
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.claim import Claim, Known
-from sparkonce.txn_log.identity import admit, next_batch
+from sparkonce.txn_log.identity import admit, next_batch, repartitioned
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Settlement
 
@@ -79,8 +79,24 @@ def begin(
         unfinished=store.unfinished(claim.pipeline),
     )
     head = admit(claim, known, now)
+    for batch_id in repartitioned(claim, known):
+        store.put(_without_rows(claim, known, batch_id, head.token, now))
     store.put_head(head)
     return head, before
+
+
+def _without_rows(
+    claim: Claim, known: Known, batch_id: int, token: int, now: float
+) -> TransactionRecord:
+    """The record of a batch in which Spark has only repartitioned its state."""
+    return TransactionRecord(
+        TransactionId(claim.pipeline, claim.query_id, batch_id),
+        token,
+        State.COMPLETE,
+        () if known.newest is None else known.newest.offsets,
+        {},
+        {State.DECIDED: now, State.COMPLETE: now},
+    )
 
 
 def require_token(store: Store, pipeline: str, token: int) -> Head:

@@ -3,6 +3,7 @@
     creating    a running query's checkpoint ─► a savepoint
     restoring   a savepoint ─► a checkpoint: restore, fork
     rewinding   the same, after the sinks have gone back to its batch
+    retention   whether Kafka still has the input that follows
     place       where savepoints are: read, verify, delete
     manifest    what one says of itself
     closure     which files of a checkpoint one batch needs: `sources`, `state`

@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sparkonce.spark_hooks.aggregates import AGGREGATES
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
 from sparkonce.spark_hooks.savepoints.sources import files_of_sources
 from sparkonce.spark_hooks.savepoints.state import files_of_state
+from sparkonce.spark_hooks.source_offsets import PARTITIONS
 from sparkonce.storage import FileSystemFolder
 
 ResultT = TypeVar("ResultT")
+
+_PARTITION: Final = re.compile("state/[0-9]+/([0-9]+)/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,16 @@ def closure_of(checkpoint: FileSystemFolder, batch: int) -> Closure:
     if checkpoint.exists(AGGREGATES):
         names.append(AGGREGATES)
     copied, rewritten = files_of_sources(checkpoint.names("sources"), offsets, text)
-    state = files_of_state(checkpoint.names("state"), batch, committed_ids, whole)
-    return Closure((*names, *copied, *state), rewritten, _settings_in(offsets))
+    settings = _settings_in(offsets)
+    there = _of_partitions(checkpoint.names("state"), settings.get(PARTITIONS))
+    state = files_of_state(there, batch, committed_ids, whole)
+    return Closure((*names, *copied, *state), rewritten, settings)
+
+
+def _of_partitions(names: Sequence[str], number: str | None) -> list[str]:
+    """Without the partitions that the state has no more, or not yet, where it was repartitioned."""
+    found = [(name, _PARTITION.match(name)) for name in names]
+    return [name for name, of in found if number is None or of is None or int(of[1]) < int(number)]
 
 
 def _there(found: ResultT | None, name: str) -> ResultT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,15 @@ class RewindStage:
     """A pipeline with complete batches in one or more folders, and a savepoint of an older one."""
 
     def __init__(
-        self, folder: Path, *, batches: int, savepoint: int, sinks: Sequence[str] = ("out",)
+        self,
+        folder: Path,
+        *,
+        batches: int,
+        savepoint: int,
+        sinks: Sequence[str] = ("out",),
+        offset_of: Callable[[int], object] = lambda batch: {"logOffset": batch},
     ) -> None:
-        self.folder = folder
+        self.folder, self.offset_of = folder, offset_of
         self.root = folder / "savepoints"
         self.old = checkpoint(folder / "ckpt", batches)
         self.log = open_log(f"sqlite:///{folder}/txn.db")
@@ -74,16 +80,23 @@ class RewindStage:
         write(location, [("sparkonce.json", json.dumps(marker))])
 
     def begin(
-        self, location: Path, query_id: str, batch: int, *, replaces: str | None = None
+        self,
+        location: Path,
+        query_id: str,
+        batch: int,
+        *,
+        pipeline: str = "orders",
+        targets: Mapping[str, str] | None = None,
+        replaces: str | None = None,
     ) -> Incarnation:
         """Start a query on the checkpoint; raises what the identity guard refuses."""
         binding = open_checkpoint(str(location), None).binding()
         claim = Claim(
-            "orders",
+            pipeline,
             query_id,
             f"run {location.name} {batch}",
             "driver",
-            {sink.name: sink.target for sink in self.sinks},
+            targets or {sink.name: sink.target for sink in self.sinks},
             batch,
             checkpoint=str(location),
             checkpoint_log_id=None if binding is None else binding.log_id,
@@ -117,7 +130,7 @@ class RewindStage:
             TransactionId("orders", owner.query_id, batch),
             self.incarnation.token,
             State.DECIDED,
-            (json.dumps({"logOffset": batch}),),
+            (json.dumps(self.offset_of(batch)),),
             shares,
         )
         decided = self.log.decide(record)

@@ -72,6 +72,18 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         known(1, 2, **prepared(2)),
     ),
     "start behind a prepared batch": (claim(3, offsets=offsets(2)), known(1, 2, **prepared(2))),
+    "state that Spark has repartitioned": (
+        claim(4, offsets={3: ("[2]",)}, repartitions=1),
+        known(1, 2),
+    ),
+    "state that Spark has repartitioned twice": (
+        claim(5, offsets={4: ("[2]",)}, repartitions=2),
+        known(1, 2),
+    ),
+    "state that Spark has repartitioned after a prepared batch": (
+        claim(4, offsets={3: ("[2]",)}, repartitions=1),
+        known(1, 2, **prepared(2)),
+    ),
     "replay of the newest batch": (claim(2, offsets=offsets(1, 2)), known(1, 2)),
     "Spark purged the batch before": (claim(3, offsets=offsets(3)), known(2)),
     "query that takes its name back": (
@@ -229,6 +241,26 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         claim(5),
         known(2, 3),
         'repartition.* a batch of its own.* adopt="batch 5"',
+    ),
+    "repartitioned after other input": (
+        claim(5, offsets=offsets(4), repartitions=1),
+        known(2, 3),
+        'adopt="batch 5"',
+    ),
+    "repartitioned after a batch that ran without the log": (
+        claim(6, offsets={5: ("[3]",)}, repartitions=1),
+        known(2, 3),
+        'adopt="batch 6"',
+    ),
+    "repartitioned, and the checkpoint lacks the offsets": (
+        claim(5, repartitions=1),
+        known(2, 3),
+        'adopt="batch 5"',
+    ),
+    "repartitioned after an abandoned batch": (
+        claim(4, offsets={3: ("[2]",)}, repartitions=1),
+        known(1, 2, newest=replace(record(INCARNATION, 2), state=State.ABANDONED)),
+        "abandoned and aborted",
     ),
     "log and targets restored to an earlier time": (
         claim(106),

@@ -6,8 +6,12 @@ rewind          takes later batches out of the sinks first
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+import functools
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,13 +24,127 @@ from sparkonce.errors import ConfigurationError, SavepointError
 from sparkonce.protocol.pipeline import by_name, targets_of
 from sparkonce.spark_hooks import savepoints as making
 from sparkonce.spark_hooks.jobs import load_job
-from sparkonce.spark_hooks.savepoints import Manifest, Rewind
-from sparkonce.storage import open_folder
+from sparkonce.spark_hooks.references import at, is_reference, refuse_plain_secrets, reveal
+from sparkonce.spark_hooks.savepoints import Manifest, Rewind, Savepoints, retention
+from sparkonce.storage import FileSystemFolder, open_folder
 from sparkonce.txn_log import TransactionLog, checkpoint_log
 from sparkonce.txn_log.places import is_same_place, place_of_log
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A savepoint, the pipeline that will continue from it, and the checkpoint to fill.
+
+    Attributes:
+        place: where the savepoint is.
+        manifest: its own.
+        pipeline: of the JOB.
+        into: location of the new checkpoint.
+    """
+
+    place: Savepoints
+    manifest: Manifest
+    pipeline: ExactlyOnce
+    into: str
+
+    @property
+    def name(self) -> str:
+        return self.pipeline.name
+
+    def folder(self) -> FileSystemFolder:
+        """Of the new checkpoint, which is made."""
+        return open_folder(self.into, create=True)
+
+    def open_log(self) -> TransactionLog:
+        """The log that the pipeline will use; one inside the new checkpoint is made there."""
+        self.pipeline.open_log_in(self.into, create=True)
+        return self.pipeline.log
+
+    def check_known(self, option: str, unknown: Collection[str]) -> None:
+        """Refuse names of sinks that the pipeline does not have."""
+        if unknown:
+            raise ConfigurationError(
+                f"{option} {', '.join(sorted(unknown))}: {self.name!r} has the sinks "
+                f"{', '.join(by_name(self.pipeline.all_sinks))}"
+            )
+
+    # -- the log as it is now ----------------------------------------------------------------------
+
+    @property
+    def is_log_inside(self) -> bool:
+        return self.pipeline.settings.is_log_in_checkpoint
+
+    def parent_log(self) -> TransactionLog:
+        """The job's log, or the one in the savepoint's old checkpoint."""
+        if not self.is_log_inside:
+            return self.pipeline.log
+        location = self.manifest.head.checkpoint
+        try:
+            return checkpoint_log(location, create=False)
+        except ConfigurationError as error:
+            raise SavepointError(
+                f"the savepoint's pipeline has its log in the checkpoint {location}, which cannot "
+                f"be opened from here ({error}): run this where it is, so that it refuses later "
+                "starts there; or, if it is lost for good, pass --lost"
+            ) from error
+
+    def log_now(self, but_not: str | None) -> TransactionLog:
+        """The log of the savepoint's pipeline, wherever restores have moved it, except to there."""
+        log = self.parent_log()
+        while self.is_log_inside:
+            head = log.head(self.name)
+            place = None if head is None or head.moved_to is None else place_of_log(head.moved_to)
+            if place is None or (but_not is not None and is_same_place(place, but_not)):
+                break
+            following = checkpoint_log(place, create=False)
+            there = following.head(self.name)
+            if there is None or there.token == 0:
+                raise SavepointError(
+                    f"the log of {self.name!r} was being moved from {log.address} to {place} when "
+                    "a restore or a rewind into that place was interrupted: run it again first"
+                )
+            log = following
+        return log
+
+
+def _uses_savepoint(*, create: bool) -> Callable[[Callable[..., int]], click.Command]:
+    """Make a command of JOB ROOT NAME --into, whose first argument is a `_Use`.
+
+    Args:
+        create: whether the job's log may be made.
+    """
+
+    def decorate(action: Callable[..., int]) -> click.Command:
+        @click.command()
+        @click.argument("job")
+        @click.argument("root")
+        @click.argument("name")
+        @click.option(
+            "--into", metavar="LOCATION", required=True, help="The new checkpoint: an empty folder."
+        )
+        @click.option(
+            "--source-kafka",
+            "brokers",
+            metavar="SERVERS",
+            help="Check that Kafka still has the input: host:port,…, or a file of JSON.",
+        )
+        @functools.wraps(action)
+        def command(
+            *, job: str, root: str, name: str, into: str, brokers: str | None, **options: Any
+        ) -> int:
+            place = place_of_savepoints(root)
+            manifest = place.read(name)
+            _check_input(manifest, brokers)
+            with load_job(job, create=create) as pipeline:
+                return action(_Use(place, manifest, pipeline, into), **options)
+
+        return command
+
+    return decorate
+
 
 _source_path = click.option(
     "--source-path",
@@ -37,90 +155,58 @@ _source_path = click.option(
 )
 
 
-_into = click.option(
-    "--into", metavar="LOCATION", required=True, help="The new checkpoint: an empty folder."
-)
-
-
-@click.command()
-@click.argument("job")
-@click.argument("root")
-@click.argument("name")
-@_into
+@_uses_savepoint(create=False)
 @click.option(
     "--lost",
     is_flag=True,
     help="The checkpoint is lost for good, with its log; batches after the savepoint come again.",
 )
 @json_option
-def restore(*, job: str, root: str, name: str, into: str, lost: bool, as_json: bool) -> int:
+def restore(use: _Use, *, lost: bool, as_json: bool) -> int:
     """Fill a new checkpoint, with which JOB continues after the savepoint's batch.
 
     Refused when the sinks have later batches. Stop the query first. After an interruption, run it
     again.
     """
-    place = place_of_savepoints(root)
-    manifest = place.read(name)
-    with load_job(job, create=False) as pipeline:
-        making.restore(
-            place,
-            manifest,
-            open_folder(into, create=True),
-            pipeline=pipeline.name,
-            open_log=lambda: _log_of(pipeline, into),
-            parent_log=_parent_log(pipeline, manifest, is_lost=lost),
-        )
-    return _said_where(Screen(as_json=as_json), manifest, into, manifest.head.query_id)
+    making.restore(
+        use.place,
+        use.manifest,
+        use.folder(),
+        pipeline=use.name,
+        open_log=use.open_log,
+        parent_log=None if lost and use.is_log_inside else use.parent_log(),
+    )
+    return _said_where(Screen(as_json=as_json), use, use.manifest.head.query_id)
 
 
-@click.command()
-@click.argument("job")
-@click.argument("root")
-@click.argument("name")
-@_into
+@_uses_savepoint(create=True)
 @click.option(
     "--share", "shared", multiple=True, metavar="SINK", help="May write where the first one does."
 )
 @_source_path
 @json_option
-def fork(
-    *,
-    job: str,
-    root: str,
-    name: str,
-    into: str,
-    shared: Sequence[str],
-    moved: Sequence[str],
-    as_json: bool,
-) -> int:
+def fork(use: _Use, *, shared: Sequence[str], moved: Sequence[str], as_json: bool) -> int:
     """Fill a new checkpoint, with which another JOB begins after the savepoint's batch.
 
     JOB has a name and targets of its own; the first pipeline goes on undisturbed. After an
     interruption, run it again.
     """
-    place = place_of_savepoints(root)
-    manifest = place.read(name)
-    with load_job(job, create=True) as pipeline:
-        targets = targets_of(pipeline.all_sinks)
-        _check_known("--share", set(shared) - targets.keys(), pipeline)
-        query_id = making.fork(
-            place,
-            manifest,
-            open_folder(into, create=True),
-            pipeline=pipeline.name,
-            targets=targets,
-            shared=shared,
-            source_paths=dict(map(_moved_path, moved)),
-            open_log=lambda: _log_of(pipeline, into),
-        )
-    return _said_where(Screen(as_json=as_json), manifest, into, query_id)
+    targets = targets_of(use.pipeline.all_sinks)
+    use.check_known("--share", set(shared) - targets.keys())
+    query_id = making.fork(
+        use.place,
+        use.manifest,
+        use.folder(),
+        pipeline=use.name,
+        targets=targets,
+        shared=shared,
+        source_paths=dict(map(_moved_path, moved)),
+        open_log=use.open_log,
+    )
+    return _said_where(Screen(as_json=as_json), use, query_id)
 
 
-@click.command()
-@click.argument("job")
-@click.argument("root")
-@click.argument("name")
-@_into
+@_uses_savepoint(create=False)
 @click.option(
     "--keep", "kept", multiple=True, metavar="SINK", help="Its rows stay; new ones come to them."
 )
@@ -129,11 +215,8 @@ def fork(
 @yes_option
 @json_option
 def rewind(
+    use: _Use,
     *,
-    job: str,
-    root: str,
-    name: str,
-    into: str,
     kept: Sequence[str],
     moved: Sequence[str],
     dry_run: bool,
@@ -146,37 +229,56 @@ def rewind(
     gone. Nothing is changed unless every sink has exactly the rows that the log knows. With
     --dry-run it exits with 3 when a sink refuses. After an interruption, run it again.
     """
-    place = place_of_savepoints(root)
-    manifest = place.read(name)
+    sinks = by_name(use.pipeline.all_sinks)
+    use.check_known("--keep", set(kept) - {*sinks, *use.manifest.head.sinks})
+    log = use.log_now(but_not=None if dry_run else use.into)
     query_id = None
-    with load_job(job, create=False) as pipeline:
-        sinks = by_name(pipeline.all_sinks)
-        _check_known("--keep", set(kept) - {*sinks, *manifest.head.sinks}, pipeline)
-        log = _log_now(pipeline, manifest, None if dry_run else into)
-        if dry_run:
-            found = Rewind.of(manifest, log, pipeline=pipeline.name, sinks=sinks, kept=kept)
-        else:
-            may_fence(log, pipeline.name, yes=yes)
-            query_id, found = making.rewind(
-                place,
-                manifest,
-                open_folder(into, create=True),
-                pipeline=pipeline.name,
-                sinks=sinks,
-                kept=kept,
-                source_paths=dict(map(_moved_path, moved)),
-                open_log=lambda: _log_of(pipeline, into),
-                parent_log=log,
-            )
-    return _said_what(Screen(as_json=as_json), found, into, query_id)
-
-
-def _check_known(option: str, unknown: Collection[str], pipeline: ExactlyOnce) -> None:
-    if unknown:
-        raise ConfigurationError(
-            f"{option} {', '.join(sorted(unknown))}: {pipeline.name!r} has the sinks "
-            f"{', '.join(by_name(pipeline.all_sinks))}"
+    if dry_run:
+        found = Rewind.of(use.manifest, log, pipeline=use.name, sinks=sinks, kept=kept)
+    else:
+        may_fence(log, use.name, yes=yes)
+        query_id, found = making.rewind(
+            use.place,
+            use.manifest,
+            use.folder(),
+            pipeline=use.name,
+            sinks=sinks,
+            kept=kept,
+            source_paths=dict(map(_moved_path, moved)),
+            open_log=use.open_log,
+            parent_log=log,
         )
+    return _said_what(Screen(as_json=as_json), use, found, query_id)
+
+
+def _check_input(manifest: Manifest, brokers: str | None) -> None:
+    """Refuse a savepoint whose input Kafka has deleted; without brokers, say what is not known."""
+    if brokers is not None:
+        retention.check_input(manifest, _settings_of(brokers))
+    elif retention.positions(manifest.record.offsets):
+        click.echo(
+            "not checked whether Kafka still has the input that follows: see --source-kafka",
+            err=True,
+        )
+
+
+def _settings_of(brokers: str) -> dict[str, Any]:
+    if not brokers.endswith(".json"):
+        return {"bootstrap.servers": brokers}
+    try:
+        settings = json.loads(Path(brokers).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--source-kafka {brokers} cannot be read: {error}") from error
+    if not isinstance(settings, dict) or "bootstrap.servers" not in settings:
+        raise ConfigurationError(
+            f"--source-kafka {brokers}: write settings of librdkafka, with bootstrap.servers"
+        )
+    refuse_plain_secrets(settings, brokers)
+    for name, value in settings.items():
+        if is_reference(value):
+            ((kind, place),) = value.items()
+            settings[name] = reveal(kind, place, at(brokers, name))
+    return settings
 
 
 def _moved_path(given: str) -> tuple[str, str]:
@@ -186,65 +288,23 @@ def _moved_path(given: str) -> tuple[str, str]:
     return old, new
 
 
-def _log_of(pipeline: ExactlyOnce, into: str) -> TransactionLog:
-    pipeline.open_log_in(into, create=True)
-    return pipeline.log
-
-
-def _parent_log(
-    pipeline: ExactlyOnce, manifest: Manifest, *, is_lost: bool
-) -> TransactionLog | None:
-    """The log as it is now: the job's, or the one in the savepoint's old checkpoint."""
-    if not pipeline.settings.is_log_in_checkpoint:
-        return pipeline.log
-    if is_lost:
-        return None
-    try:
-        return checkpoint_log(manifest.head.checkpoint, create=False)
-    except ConfigurationError as error:
-        raise SavepointError(
-            f"the savepoint's pipeline has its log in the checkpoint {manifest.head.checkpoint}, "
-            f"which cannot be opened from here ({error}): run this where it is, so that it refuses "
-            "later starts there; or, if it is lost for good, pass --lost"
-        ) from error
-
-
-def _log_now(pipeline: ExactlyOnce, manifest: Manifest, into: str | None) -> TransactionLog:
-    """The log of the savepoint's pipeline, wherever restores have moved it, except to `into`."""
-    log = _parent_log(pipeline, manifest, is_lost=False)
-    assert log is not None  # noqa: S101 - for mypy
-    while pipeline.settings.is_log_in_checkpoint:
-        head = log.head(pipeline.name)
-        place = None if head is None or head.moved_to is None else place_of_log(head.moved_to)
-        if place is None or (into is not None and is_same_place(place, into)):
-            break
-        following = checkpoint_log(place, create=False)
-        there = following.head(pipeline.name)
-        if there is None or there.token == 0:
-            raise SavepointError(
-                f"the log of {pipeline.name!r} was being moved from {log.address} to {place} when "
-                "a restore or a rewind into that place was interrupted: run it again first"
-            )
-        log = following
-    return log
-
-
-def _said_where(screen: Screen, manifest: Manifest, into: str, query_id: str) -> int:
+def _said_where(screen: Screen, use: _Use, query_id: str) -> int:
+    batch = use.manifest.batch + 1
     if screen.as_json:
-        screen.json({"checkpoint": into, "query_id": query_id, "next_batch": manifest.batch + 1})
+        screen.json({"checkpoint": use.into, "query_id": query_id, "next_batch": batch})
     else:
-        screen.line(f"{into} is ready: the query's next start runs batch {manifest.batch + 1}")
+        screen.line(f"{use.into} is ready: the query's next start runs batch {batch}")
     return 0
 
 
-def _said_what(screen: Screen, found: Rewind, into: str, query_id: str | None) -> int:
+def _said_what(screen: Screen, use: _Use, found: Rewind, query_id: str | None) -> int:
     """What a rewind has done; or would do, without a query id."""
     removals = [facts.removal(removal) for removal in found.removals]
     if screen.as_json:
-        done = {"checkpoint": into, "query_id": query_id, "next_batch": found.manifest.batch + 1}
+        done = {"checkpoint": use.into, "query_id": query_id, "next_batch": use.manifest.batch + 1}
         screen.json({**done, "sinks": removals})
     else:
         show_removals(screen, removals, is_done=query_id is not None)
         if query_id is not None:
-            _said_where(screen, found.manifest, into, query_id)
+            _said_where(screen, use, query_id)
     return FOUND if any(removal["refusal"] for removal in removals) else 0
