@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.observing import Telemetry
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Pipeline
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.gate import Gate
@@ -89,6 +90,7 @@ class ExactlyOnce:
         driver_rows: after three batches of at most this many rows, the driver itself writes the
             next one, as one branch per sink, which saves the pass through Python workers. The
             executors write larger batches, and all batches of a stateful query. 0: every batch.
+        telemetry: metrics and traces, such as `sparkonce.observe.OpenTelemetry`.
 
     Raises:
         ConfigurationError: a setting cannot work.
@@ -108,6 +110,7 @@ class ExactlyOnce:
         commit_timeout_s: float = 600.0,
         retain: int = 10_000,
         driver_rows: int = DEFAULT_ROWS,
+        telemetry: Telemetry | None = None,
     ) -> None:
         settings = Settings(
             name=name,
@@ -120,6 +123,7 @@ class ExactlyOnce:
             commit_timeout_s=commit_timeout_s,
             retain=retain,
             driver_rows=driver_rows,
+            telemetry=telemetry,
         )
         # The log in the checkpoint is opened as soon as a query shows where its checkpoint is.
         opened = None if settings.is_log_in_checkpoint else open_log(log)
