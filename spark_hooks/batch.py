@@ -83,6 +83,7 @@ class SparkBatch:
         sinks: Sequence[AnySink],
         query: RunningQuery,
         learned: Learned,
+        *,
         telemetry: Telemetry | None = None,
     ) -> None:
         self.batch_id = batch_id

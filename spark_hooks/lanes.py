@@ -65,7 +65,7 @@ class Branch:
         with self.step("open") as opening:
             self._handle = self._call(lambda: self.sink.beginTransaction(self.branch_id))
             self._open = True
-        self._note(opening)
+        self._note("open", opening.seconds)
 
     def write(self, rows: Rows) -> None:
         with self.step("write") as writing:
@@ -73,7 +73,7 @@ class Branch:
             self._rows += rows.batch.num_rows
             self._bytes += rows.batch.nbytes
             self._contents.append(rows.content)
-        self._note(writing)
+        self._note("write", writing.seconds)
 
     def idle(self) -> None:
         with self.step("idle"):
@@ -89,7 +89,7 @@ class Branch:
             self._open = False
             self.committable = check_committable(self.sink, prepared, self.branch_id)
             check_rows(self.sink, self.committable, self._rows)
-        self._note(preparing)
+        self._note("prepare", preparing.seconds)
 
     def part(self) -> Part:
         content = reduce(operator.add, self._contents)
@@ -110,8 +110,8 @@ class Branch:
         batch, sink = self.branch_id.batch_id, self.sink
         return step(name, batch=batch, sink=sink, of=self.branch_id, partition=self._partition)
 
-    def _note(self, ended: step) -> None:
-        self.seconds[ended.name] = self.seconds.get(ended.name, 0.0) + ended.seconds
+    def _note(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def _call(self, action: Callable[[], Any]) -> Any:
         try:

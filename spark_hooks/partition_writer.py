@@ -78,9 +78,7 @@ class PartitionSummary:
         value = json.loads(text)
         parts = {name: Part.from_json(part) for name, part in value["parts"].items()}
         committables = tuple(Committable.from_json(c) for c in value["committables"])
-        return cls(
-            value["partition"], parts, committables, value["row_bytes"], value["seconds"]
-        )
+        return cls(value["partition"], parts, committables, value["row_bytes"], value["seconds"])
 
 
 def shares_of(sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary]) -> dict[str, Share]:

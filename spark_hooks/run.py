@@ -108,7 +108,7 @@ class Run:
             self._settings.sinks,
             self.query,
             self._learned,
-            self._settings.telemetry,
+            telemetry=self._settings.telemetry,
         )
         try:
             if self._driver is None:
