@@ -6,11 +6,13 @@ import gzip
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -98,12 +100,14 @@ class Receiver:
 
     Attributes:
         spans: what came.
+        metrics: the names of the metrics that came.
         requests: how many requests came.
         hang: while it is set, no request gets a response.
     """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.metrics: set[str] = set()
         self.requests = 0
         self.hang = threading.Event()
         self._released = threading.Event()
@@ -120,6 +124,8 @@ class Receiver:
                     return
                 if self.path == "/v1/traces":
                     receiver.spans += decoded(body)
+                elif self.path == "/v1/metrics":
+                    receiver.metrics |= metric_names(body)
                 self.send_response(200)
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.end_headers()
@@ -167,14 +173,11 @@ def decoded(body: bytes) -> Iterator[Span]:
                 )
 
 
+def metric_names(body: bytes) -> set[str]:
+    request = ExportMetricsServiceRequest.FromString(body)
+    scopes = [scope for resource in request.resource_metrics for scope in resource.scope_metrics]
+    return {metric.name for scope in scopes for metric in scope.metrics}
+
+
 def attributes(found: Any) -> dict[str, Any]:
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in found}
-
-
-@contextmanager
-def ended(telemetry: OpenTelemetry) -> Iterator[None]:
-    """Follow no pipeline after the block."""
-    try:
-        yield
-    finally:
-        telemetry.end()

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry import metrics, trace
@@ -69,35 +68,33 @@ def meter(given: metrics.MeterProvider | None, prometheus: tuple[str, int] | Non
     return None if provider is None else provider.get_meter(SCOPE, __version__)
 
 
-def flush(provider: object, timeout_s: float) -> None:
-    """Let a provider send what waits; go on after the time, which the SDK itself may exceed."""
-    if isinstance(provider, TracerProvider | MeterProvider):
-        _in_time(lambda: provider.force_flush(int(timeout_s * 1000)), timeout_s)
+def flush(timeout_s: float) -> None:
+    """Let the providers that were made here send what waits.
 
+    Args:
+        timeout_s: after which to go on, which the SDK itself may exceed.
+    """
 
-def flush_own(timeout_s: float) -> None:
-    """Let the providers that were made here send what waits."""
-    for provider in once(_Own).providers:
-        flush(provider, timeout_s)
+    def send() -> None:
+        for pushes in list(once(_Own).pushing):
+            try:
+                pushes.force_flush(int(timeout_s * 1000))
+            except Exception:
+                logger.debug("telemetry was not sent", exc_info=True)
+
+    thread = threading.Thread(target=send, name="sparkonce-flush", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
 
 
 class _Own:
-    """The providers that were made in this process."""
+    """What sends from this process by itself.
+
+    The endpoint is not among it: it would keep the values that it flushes, and show them twice.
+    """
 
     def __init__(self) -> None:
-        self.providers: list[TracerProvider | MeterProvider] = []
-
-
-def _in_time(action: Callable[[], object], timeout_s: float) -> None:
-    def act() -> None:
-        try:
-            action()
-        except Exception:
-            logger.debug("telemetry was not sent", exc_info=True)
-
-    thread = threading.Thread(target=act, name="sparkonce-flush", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
+        self.pushing: list[TracerProvider | MetricReader] = []
 
 
 def _global_tracer_provider() -> trace.TracerProvider | None:
@@ -117,7 +114,7 @@ def _own_tracer_provider() -> TracerProvider:
     delay_ms = None if "OTEL_BSP_SCHEDULE_DELAY" in os.environ else _SPANS_EVERY_MS
     exporter = OTLPSpanExporter()
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
-    once(_Own).providers.append(provider)
+    once(_Own).pushing.append(provider)
     return provider
 
 
@@ -125,11 +122,10 @@ def _own_meter_provider(prometheus: tuple[str, int] | None) -> MeterProvider:
     readers: list[MetricReader] = []
     if is_exported("METRICS"):
         readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+        once(_Own).pushing += readers
     if prometheus is not None:
         readers.append(_endpoint(*prometheus))
-    provider = MeterProvider(readers, resource=_resource(), shutdown_on_exit=False)
-    once(_Own).providers.append(provider)
-    return provider
+    return MeterProvider(readers, resource=_resource(), shutdown_on_exit=False)
 
 
 def _endpoint(host: str, port: int) -> MetricReader:

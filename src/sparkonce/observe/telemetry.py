@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 _FLUSH_S: Final = 1.0
-"""How long the end of a pipeline waits for each of: the queues, the spans, the metrics."""
+"""How long the end of a pipeline waits for each queue; for the exporters, twice as long."""
 
 Arguments = ParamSpec("Arguments")
 ResultT = TypeVar("ResultT")
@@ -172,11 +172,11 @@ class _Observers:
             self.metrics.tasks_ended(pipeline, seconds)
 
     def flush(self) -> None:
-        from sparkonce.observe.providers import flush_own  # noqa: PLC0415 - an extra
+        from sparkonce.observe.providers import flush  # noqa: PLC0415 - an extra
 
         for courier in self._couriers:
             courier.drain(_FLUSH_S)
-        flush_own(_FLUSH_S)
+        flush(2 * _FLUSH_S)
 
     def end(self) -> None:
         for hook in self._hooks:
