@@ -2,10 +2,10 @@
 
     python benchmarks/observe.py [--rows 100] [--rounds 5] [--small-batches 20]
 
-Both sides write batches of `rows` rows into `FileSink` and `SqliteSink`, which need no server, so that
-little else hides the cost. With telemetry everything is on: spans of the driver and the executors
-and metrics, to a collector in a process of its own, and the endpoint for Prometheus. The batches
-are written by the driver after the third one, or all by the executors.
+Both sides write batches of `rows` rows into `FileSink` and `SqliteSink`, which need no server, so
+that little else hides the cost. With telemetry everything is on: spans of the driver and the
+executors and metrics, to a collector in a process of its own, and the endpoint for Prometheus. The
+batches are written by the driver after the third one, or all by the executors.
 """
 
 from __future__ import annotations

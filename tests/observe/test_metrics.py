@@ -105,6 +105,8 @@ def test_batch_that_fails_before_its_decision(world: World, seen: InMemory) -> N
 def test_driver_that_died_in_doubt(world: World, seen: InMemory) -> None:
     """The next driver finds what is unfinished, shows its age, and finishes it."""
     crash_at(world, "decide.after")
+    seen.telemetry.end()
+    seen = InMemory()  # as in a process of its own, which knows nothing of the first
     found: dict[str, Any] = {}
 
     def look() -> None:
@@ -120,6 +122,7 @@ def test_driver_that_died_in_doubt(world: World, seen: InMemory) -> None:
     assert seen.values(names.BATCH_UNFINISHED) == {("prepared",): 0, ("decided",): 0}
     assert seen.values(names.BRANCH_IN_DOUBT) == {}
     assert seen.values(names.DRIVER_TOKEN) == {(): 2}
+    seen.telemetry.end()
 
 
 def test_branch_that_expires(world: World, seen: InMemory) -> None:

@@ -121,16 +121,21 @@ def test_spans_lie_inside_their_parents(world: World, seen: InMemory) -> None:
             assert span.end_time <= parent.end_time + 10**6
 
 
-def test_writes_of_a_branch_are_one_span(seen: InMemory, world: World) -> None:
-    """From the first record batch to the last, however many there were."""
-    run(world)
-    (write,) = (
-        s
-        for s in trace_of(1, seen.spans())
-        if s.name == "write left" and of(s)[names.PARTITION] == 0
-    )
-    assert of(write)[names.CALLS] == 1
-    assert of(write)[names.BRANCH].startswith("t1.left.p0.a")
+def test_writes_of_a_branch_are_one_span(seen: InMemory) -> None:
+    """From the first record batch to the last, however many there were, and `idle` has none."""
+    with step("tasks", batch=0, pipeline="orders"):
+        for name in ("open", "write", "write", "idle", "write", "prepare"):
+            with step(name, batch=0, of=BRANCH, partition=3):
+                time.sleep(0.002)
+    open_, write, prepare, _ = seen.spans()
+    assert [s.name for s in (open_, write, prepare)] == ["open left", "write left", "prepare left"]
+    assert of(write)[names.CALLS] == 3
+    assert of(write)[names.PARTITION] == 3
+    assert of(write)[names.BRANCH] == "t1.left.p0.a1"
+    assert write.start_time is not None
+    assert write.end_time is not None
+    assert write.end_time - write.start_time >= 8_000_000
+    assert 0.006 <= of(write)[names.BUSY] < (write.end_time - write.start_time) / 1e9
 
 
 def test_commit_after_the_checkpoint_is_in_the_trace_of_its_batch(
