@@ -47,7 +47,9 @@ def rewrite_lost(
         )
         raise
     with step("amend", batch=batch.batch_id, pipeline=lease.name) as amending:
-        return lease.pipeline.ask_log(lambda: _amend(amended, lease), amending)
+        standing = lease.pipeline.ask_log(lambda: _amend(amended, lease), amending)
+        amending.result = standing
+    return standing
 
 
 def lost_for_good(

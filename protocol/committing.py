@@ -128,6 +128,7 @@ def _commit_sink(running: _Commit, branches: Sequence[Committable]) -> None:
                 outcomes += zip(usual, found, strict=True)
                 left = [c for c, error in outcomes if isinstance(error, CommitUnresolvedError)]
                 _note(running, outcomes, refused)
+        committing.result = sum(c.branch_id.sink == sink.name for c, _ in running.lost)
         if refused:
             raise refused[0]
 

@@ -88,7 +88,9 @@ class Immediate(Decider):
     ) -> TransactionRecord:
         with _step("decide", record) as deciding:
             write = lease.pipeline.log.decide
-            return _record_first(write, record, lease, deciding, write_began)
+            decided = _record_first(write, record, lease, deciding, write_began)
+            deciding.result = decided
+        return decided
 
 
 class AfterCheckpoint(Decider):
@@ -100,6 +102,7 @@ class AfterCheckpoint(Decider):
         with _step("hold", record) as holding:
             write = lease.pipeline.log.prepare
             self.pending = _record_first(write, record, lease, holding, write_began)
+            holding.result = self.pending
         safe_s = min((c.safe_until or math.inf for c in record.committables()), default=math.inf)
         limit = ""
         if math.isfinite(safe_s):
@@ -144,7 +147,8 @@ class WithTheLog(Decider):
                 self._sink.commit_one_phase(committables[0], write.statement)
             except CommitUnresolvedError as error:
                 self._find_out(error, write.record, committables[0], lease)
-            return write.record
+            deciding.result = write.record
+        return write.record
 
     @staticmethod
     def _find_out(
@@ -184,9 +188,10 @@ def decide_prepared(record: TransactionRecord, lease: Lease) -> TransactionRecor
     if not lease.is_newest_entry():
         raise lease.overtaken(record.id.batch_id)
     with _step("decide", record) as deciding:
-        return lease.pipeline.ask_log(
+        decided = deciding.result = lease.pipeline.ask_log(
             lambda: lease.pipeline.log.decide(record, lease.token), deciding
         )
+    return decided
 
 
 def choose(pipeline: Pipeline) -> tuple[Decider, str | None]:

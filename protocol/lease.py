@@ -91,7 +91,7 @@ class Lease:
             return pipeline.log.begin(claim)
 
         with step("begin", batch=claim.batch_id, pipeline=pipeline.name) as begun:
-            incarnation = pipeline.ask_log(begin, begun)
+            incarnation = begun.result = pipeline.ask_log(begin, begun)
         lease = cls(pipeline, incarnation, entrance)
         if not entrance.enter(incarnation):
             raise lease.overtaken(claim.batch_id)

@@ -10,6 +10,7 @@ from threading import Event
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from tenacity import (
+    RetryCallState,
     Retrying,
     retry_if_exception_type,
     sleep_using_event,
@@ -117,14 +118,19 @@ class Patience:
             deadline: of time.monotonic, in seconds; default: the pipeline's timeout from now on.
             interrupted: ends the repeats when it is set.
         """
-        interrupted = interrupted or Event()
+        interrupted, log = interrupted or Event(), still_trying(what)
+
+        def before_sleep(state: RetryCallState) -> None:
+            what.retries += 1
+            log(state)
+
         left_s = self._timeout_s if deadline is None else deadline - time.monotonic()
         yield from Retrying(
             retry=retry_if_exception_type(unsure or (LogUnavailableError, DecisionUnknownError)),
             wait=wait_random_exponential(multiplier=0.05, max=5.0),
             stop=stop_after_delay(max(left_s, 0.0)) | stop_when_event_set(interrupted),
             sleep=sleep_using_event(interrupted),
-            before_sleep=still_trying(what),
+            before_sleep=before_sleep,
             reraise=True,
         )
 

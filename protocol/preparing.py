@@ -55,7 +55,8 @@ def write(batch: Batch, lease: Lease, rewrite: Rewrite | None = None) -> Mapping
     """
     for left in reversed(range(_MOST_WRITES)):
         try:
-            return batch.write(lease.incarnation, rewrite)
+            with step("tasks", batch=batch.batch_id, pipeline=lease.name):
+                return batch.write(lease.incarnation, rewrite)
         except BatchInterruptedError as error:
             if not left:
                 raise

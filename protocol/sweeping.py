@@ -41,15 +41,16 @@ def sweep(lease: Lease, *, tokens: range | None = None) -> int:
     """
     aborted: list[int] = []
     with _best_effort(lease.pipeline, lease.pipeline.log.address):
-        with step("look", pipeline=lease.name):
-            unfinished = lease.pipeline.log.unfinished(lease.pipeline.name)
+        with step("look", pipeline=lease.name) as looking:
+            unfinished = looking.result = lease.pipeline.log.unfinished(lease.pipeline.name)
         named = named_by(unfinished)
         wanted = range(lease.token + 1) if tokens is None else tokens
 
         def sweep_sink(sink: AnySink) -> None:
             entered = step("sweep", sink=sink, pipeline=lease.name)
             with _best_effort(lease.pipeline, repr(sink)), entered:
-                aborted.append(_abort_orphans(sink, lease, named, wanted))
+                entered.result = number = _abort_orphans(sink, lease, named, wanted)
+                aborted.append(number)
 
         lease.pipeline.patience.together(sweep_sink, lease.pipeline.all_sinks.values())
     return sum(aborted)

@@ -106,7 +106,7 @@ def recover(lease: Lease) -> None:
     """
     committed = lease.pipeline.checkpoint.committed()
     with step("look", pipeline=lease.name) as looking:
-        unfinished = lease.pipeline.ask_log(
+        unfinished = looking.result = lease.pipeline.ask_log(
             lambda: lease.pipeline.log.unfinished(lease.pipeline.name), looking
         )
     with step("recover", pipeline=lease.name):
@@ -181,6 +181,7 @@ def find(batch: Batch, lease: Lease) -> TransactionRecord | None:
     transaction_id = lease.transaction_id(batch.batch_id)
     with step("look", batch=batch.batch_id, pipeline=lease.name) as looking:
         record = lease.pipeline.ask_log(lambda: lease.pipeline.log.find(transaction_id), looking)
+        looking.result = record
     if record is None:
         return None
     check_offsets(record, batch.offsets, lease.pipeline.checkpoint.location)
@@ -214,7 +215,7 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
         )
         return record
     with step("abandon", batch=batch_id, pipeline=lease.name) as abandoning:
-        standing = lease.pipeline.ask_log(
+        standing = abandoning.result = lease.pipeline.ask_log(
             lambda: lease.pipeline.log.abandon(record, lease.token), abandoning
         )
     logger.info("%s was prepared, and nobody decided it: %s", record.id, standing.state)
@@ -253,9 +254,10 @@ def commit_or_rewrite(
 def complete(record: TransactionRecord, lease: Lease) -> TransactionRecord:
     """Note that every branch is committed."""
     with step("complete", batch=record.id.batch_id, pipeline=lease.name) as completing:
-        return lease.pipeline.ask_log(
+        done = completing.result = lease.pipeline.ask_log(
             lambda: lease.pipeline.log.complete(record, lease.token), completing
         )
+    return done
 
 
 def clean_up(done: TransactionRecord, lease: Lease) -> None:

@@ -23,6 +23,7 @@ from pyspark import StorageLevel, cloudpickle
 
 from sparkonce.errors import ProtocolError
 from sparkonce.model import attempt_of_small_batch
+from sparkonce.observing import Telemetry, by_sink_and_step
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.spark_sql import quoted
@@ -82,6 +83,8 @@ class SparkBatch:
         sinks: Sequence[AnySink],
         query: RunningQuery,
         learned: Learned,
+        *,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.batch_id = batch_id
         self.offsets = query.offsets_of_running(batch_id)
@@ -91,6 +94,7 @@ class SparkBatch:
         self._small = learned.small
         self._record_batches = learned.record_batches
         self._shapes = learned.shapes
+        self._telemetry = telemetry
 
     def validate(self) -> None:
         """Let every sink check its settings, its server and its schema, before any data moves."""
@@ -179,6 +183,9 @@ class SparkBatch:
         if summaries is None:
             summaries = self._write_on_executors(df, sinks, incarnation, rewrite)
         self._record_batches.note(summaries)
+        if self._telemetry is not None:
+            seconds = by_sink_and_step(summary.seconds for summary in summaries)
+            self._telemetry.tasks_ended(incarnation.pipeline, seconds)
         return shares_of(sinks, summaries)
 
     def _write_here(
@@ -230,7 +237,12 @@ class SparkBatch:
         rewrite: Rewrite | None,
     ) -> Sequence[PartitionSummary]:
         df, shapes = self._shapes.with_hashes(df, sinks)
-        writer = PartitionWriter(sinks, incarnation, self.batch_id, shapes, rewrite)
+        observer = None
+        if self._telemetry is not None:
+            observer = self._telemetry.for_tasks(incarnation.pipeline, self.batch_id)
+        writer = PartitionWriter(
+            sinks, incarnation, self.batch_id, shapes, rewrite, observer=observer
+        )
         # After `transform` and `select`, which may fill the columns of `distribute_by` at random.
         with _snapshot(df) if self._may_mix(sinks[0]) else nullcontext(df) as made:
             rows = made

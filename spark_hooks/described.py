@@ -269,6 +269,8 @@ def _check_names(given: Mapping[str, Any], takes: Mapping[str, Parameter], where
     known = [name for name, parameter in takes.items() if not _is_for_python(parameter.hint)]
     for name in given:
         if name in takes and name not in known:
+            if name == "telemetry":
+                raise ConfigurationError(f"{where}: telemetry= needs foreachBatch: remove it here")
             raise ConfigurationError(
                 f"{where}: {name}= takes a function, which JSON cannot hold: {_MODULE}"
             )
@@ -342,7 +344,10 @@ def _holds_others(option: Any) -> bool:
 
 
 def _is_for_python(hint: Any) -> bool:
-    return any(get_origin(o) is Callable or o is Callable for o in _options(hint))
+    return any(
+        get_origin(o) is Callable or o is Callable or getattr(o, "_is_protocol", False)
+        for o in _options(hint)
+    )
 
 
 def _expected(hint: Any) -> str:

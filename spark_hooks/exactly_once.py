@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.observing import Telemetry
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Pipeline
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.gate import Gate
@@ -87,8 +88,8 @@ class ExactlyOnce:
             fails, in seconds. The next start continues, so nothing is lost.
         retain: how many batches of history the log keeps.
         driver_rows: after three batches of at most this many rows, the driver itself writes the
-            next one, as one branch per sink, which saves the pass through Python workers. The
-            executors write larger batches, and all batches of a stateful query. 0: every batch.
+            next one, as one branch per sink, unless the query has state. 0: no batch.
+        telemetry: metrics and traces, such as `sparkonce.observe.OpenTelemetry`.
 
     Raises:
         ConfigurationError: a setting cannot work.
@@ -108,6 +109,7 @@ class ExactlyOnce:
         commit_timeout_s: float = 600.0,
         retain: int = 10_000,
         driver_rows: int = DEFAULT_ROWS,
+        telemetry: Telemetry | None = None,
     ) -> None:
         settings = Settings(
             name=name,
@@ -120,6 +122,7 @@ class ExactlyOnce:
             commit_timeout_s=commit_timeout_s,
             retain=retain,
             driver_rows=driver_rows,
+            telemetry=telemetry,
         )
         # The log in the checkpoint is opened as soon as a query shows where its checkpoint is.
         opened = None if settings.is_log_in_checkpoint else open_log(log)
@@ -135,8 +138,7 @@ class ExactlyOnce:
         """Deliver one micro-batch.
 
         A function of your own must call it once for every batch, empty ones too. When it returns,
-        the batch is committed in every sink; with commit="after_checkpoint" it is prepared in every
-        sink.
+        every sink has committed the batch, or prepared it with commit="after_checkpoint".
 
         Raises:
             SparkOnceError: see `sparkonce.errors` for what to do next. The query fails with it,
@@ -298,6 +300,5 @@ class ExactlyOnce:
         self.close()
 
     def __repr__(self) -> str:
-        opened = self._serving.log
-        log = IN_CHECKPOINT if opened is None else opened.address
+        log = IN_CHECKPOINT if (opened := self._serving.log) is None else opened.address
         return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {log}>"

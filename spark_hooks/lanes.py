@@ -43,7 +43,11 @@ class Rows(NamedTuple):
 
 
 class Branch:
-    """One sink's verbs in this task, in order, with errors that name the branch."""
+    """One sink's verbs in this task, in order, with errors that name the branch.
+
+    Attributes:
+        seconds: how long each step has taken so far, by its name.
+    """
 
     def __init__(self, sink: AnySink, branch_id: BranchId, partition: int) -> None:
         self._partition = partition
@@ -55,18 +59,21 @@ class Branch:
         self._rows = 0
         self._bytes = 0
         self._contents: list[Fingerprint] = []
+        self.seconds: dict[str, float] = {}
 
     def begin(self) -> None:
-        with self.step("open"):
+        with self.step("open") as opening:
             self._handle = self._call(lambda: self.sink.beginTransaction(self.branch_id))
             self._open = True
+        self._note("open", opening.seconds)
 
     def write(self, rows: Rows) -> None:
-        with self.step("write"):
+        with self.step("write") as writing:
             self._call(lambda: self.sink.write(self._handle, rows.batch))
             self._rows += rows.batch.num_rows
             self._bytes += rows.batch.nbytes
             self._contents.append(rows.content)
+        self._note("write", writing.seconds)
 
     def idle(self) -> None:
         with self.step("idle"):
@@ -77,11 +84,12 @@ class Branch:
         if not self._contents:
             self.discard()
             return
-        with self.step("prepare"):
+        with self.step("prepare") as preparing:
             prepared = self._call(lambda: self.sink.preCommit(self._handle))
             self._open = False
             self.committable = check_committable(self.sink, prepared, self.branch_id)
             check_rows(self.sink, self.committable, self._rows)
+        self._note("prepare", preparing.seconds)
 
     def part(self) -> Part:
         content = reduce(operator.add, self._contents)
@@ -101,6 +109,9 @@ class Branch:
     def step(self, name: str) -> step:
         batch, sink = self.branch_id.batch_id, self.sink
         return step(name, batch=batch, sink=sink, of=self.branch_id, partition=self._partition)
+
+    def _note(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def _call(self, action: Callable[[], Any]) -> Any:
         try:

@@ -19,8 +19,9 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, cast
 
 import pyarrow as pa
@@ -52,12 +53,14 @@ class PartitionSummary:
         committables: one per sink; none when the partition had no rows.
         row_bytes: mean size of a row, in bytes of Arrow memory, in the record batch with the
             widest rows.
+        seconds: by sink name, how long each step of its branch took.
     """
 
     partition: int
     parts: Mapping[str, Part]
     committables: tuple[Committable, ...]
     row_bytes: float = 0.0
+    seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def encode(self) -> str:
         return json.dumps(
@@ -66,6 +69,7 @@ class PartitionSummary:
                 "parts": {name: part.to_json() for name, part in self.parts.items()},
                 "committables": [c.to_json() for c in self.committables],
                 "row_bytes": self.row_bytes,
+                "seconds": self.seconds,
             }
         )
 
@@ -74,7 +78,7 @@ class PartitionSummary:
         value = json.loads(text)
         parts = {name: Part.from_json(part) for name, part in value["parts"].items()}
         committables = tuple(Committable.from_json(c) for c in value["committables"])
-        return cls(value["partition"], parts, committables, value["row_bytes"])
+        return cls(value["partition"], parts, committables, value["row_bytes"], value["seconds"])
 
 
 def shares_of(sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary]) -> dict[str, Share]:
@@ -120,6 +124,7 @@ class PartitionWriter:
         is_eager: begin the branches before the first row, while Spark still computes it.
         is_hashed: whether the rows come with their hashes. Without them only rows are counted, and
             a lost branch cannot be rewritten from a replay.
+        observer: entered while the task writes; see `sparkonce.observing.Telemetry.for_tasks`.
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class PartitionWriter:
         *,
         is_eager: bool = False,
         is_hashed: bool = True,
+        observer: AbstractContextManager[object] | None = None,
     ) -> None:
         self._sinks = sinks
         self._shapes = shapes
@@ -140,6 +146,7 @@ class PartitionWriter:
         self._rewrite = rewrite
         self._is_eager = is_eager
         self._is_hashed = is_hashed
+        self._observer = observer
 
     def __getstate__(self) -> tuple[str, bytes]:
         state = {**self.__dict__, "_sinks": [as_sent(sink) for sink in self._sinks]}
@@ -184,6 +191,12 @@ class PartitionWriter:
         Raises:
             PrepareRejectedError: a sink refused the rows, or could not be reached.
         """
+        with self._observer or nullcontext():
+            return self._write(batches, partition, attempt)
+
+    def _write(
+        self, batches: Iterator[pa.RecordBatch], partition: int, attempt: int
+    ) -> PartitionSummary:
         sinks = [sink for sink in self._sinks if self._wants(sink, partition)]
         if not sinks:
             for _ in batches:  # read to the end, where a stateful query commits its state
@@ -213,6 +226,7 @@ class PartitionWriter:
             {branch.sink.name: branch.part() for branch, _ in prepared},
             tuple(committable for _, committable in prepared),
             max(widths),
+            {branch.sink.name: branch.seconds for branch, _ in prepared},
         )
 
     def _feed(

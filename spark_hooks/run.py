@@ -102,7 +102,14 @@ class Run:
             raise _called_twice(self._settings, batch_id)
         if self.failure is not None:
             raise self.failure
-        batch = SparkBatch(batch_df, batch_id, self._settings.sinks, self.query, self._learned)
+        batch = SparkBatch(
+            batch_df,
+            batch_id,
+            self._settings.sinks,
+            self.query,
+            self._learned,
+            telemetry=self._settings.telemetry,
+        )
         try:
             if self._driver is None:
                 # What is decided must not wait for a sink that cannot be written now.

@@ -84,6 +84,8 @@ class Serving:
             ProtocolError: it is another query.
         """
         self.check_serves(query)
+        if self.settings.telemetry is not None:
+            self.settings.telemetry.follow(self.settings.name, *query.run)
         # Opened again: the folder may be a new one of the same name.
         self.log = query.open_log() if self.settings.is_log_in_checkpoint else self.opened_log
         return Run(self.settings, query, self.pipeline(query), self.lock)
@@ -145,6 +147,8 @@ class Serving:
                     sink.close()
                 if self.log is not None:
                     self.log.close()
+            if self.settings.telemetry is not None:
+                self.settings.telemetry.flush()
 
     # -- savepoints --------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pyspark
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import is_label
+from sparkonce.observing import Telemetry
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Patience, Pipeline, by_name
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink, check_attributes
@@ -37,6 +38,7 @@ class Settings:
     commit_timeout_s: float
     retain: int
     driver_rows: int
+    telemetry: Telemetry | None = None
     small_batches_first: int = IN_A_ROW
     """After how many small batches in a row the driver writes the next one; tests change it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -26,6 +27,7 @@ from sparkonce.txn_log import TransactionLog
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+logger = logging.getLogger("sparkonce")
 
 _TO_FIND_IT: Final = (
     "set PYTHONPATH where the Spark driver or the Connect server starts, and restart it"
@@ -57,6 +59,8 @@ class Job:
         self._job: ExactlyOnce = load_job(name, create=True, to_find_it=_TO_FIND_IT)
         self._validated: set[str] = set()
         _refuse_what_needs_foreach_batch(self.settings)
+        if self.settings.telemetry is not None:
+            logger.warning("telemetry= follows foreachBatch only: this query sends nothing")
 
     @property
     def settings(self) -> Settings:

@@ -1,19 +1,22 @@
 """Follow the protocol from outside: metrics, traces, a page.
 
-    step ─► Courier.started, .ended ─► bounded queue ─► a thread ─► observer.on_step(…)
+    step ─► Shown.started, .ended ─► Courier: bounded queue ─► a thread ─► observer.on_step(…)
 
 An observer runs in a thread of its own, fed by a queue. So an observer that raises or blocks harms
 nothing: its errors are logged, and what does not fit into the queue is dropped and counted.
+`Telemetry` is what a pipeline may have of its own: see `sparkonce.observe`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from queue import Full, Queue
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from sparkonce import steps
 
@@ -21,6 +24,8 @@ logger = logging.getLogger("sparkonce")
 
 _MOST_WAITING: Final = 10_000
 _LOG_EVERY: Final = 1_000
+
+ItemT = TypeVar("ItemT")
 
 
 class Event(StrEnum):
@@ -58,62 +63,129 @@ class Observer(Protocol):
         """
 
 
-class _Seen(NamedTuple):
+class Seconds(NamedTuple):
+    """How long the tasks of a batch spent in a step of one sink: one value for each task."""
+
+    sink: str
+    step: str
+    tasks: tuple[float, ...]
+
+
+class Telemetry(Protocol):
+    """Metrics and traces of a pipeline. No method raises, and none waits for a collector."""
+
+    def follow(self, pipeline: str, query_id: str, run_id: str) -> None:
+        """Follow the pipeline in this process from now on; called when a run of its query begins.
+
+        Args:
+            pipeline: its name.
+            query_id: the permanent id of the query's checkpoint.
+            run_id: Spark's id of the run.
+        """
+
+    def for_tasks(self, pipeline: str, batch_id: int) -> AbstractContextManager[object] | None:
+        """What the tasks of the batch enter while they write; it is pickled to them."""
+
+    def tasks_ended(self, pipeline: str, seconds: Iterable[Seconds]) -> None:
+        """Take note of how long the tasks of a batch took."""
+
+    def flush(self) -> None:
+        """Send what waits, for a short time at most."""
+
+
+class Seen(NamedTuple):
+    """A step that has started or ended.
+
+    Attributes:
+        event: started, finished or failed.
+        step: the step itself.
+        at_ns: when, in nanoseconds of Unix time.
+        error: why it failed.
+    """
+
     event: Event
-    name: str
-    batch: int | None
-    sink: str | None
-    seconds: float
-    pipeline: str | None
+    step: steps.step
+    at_ns: int
+    error: BaseException | None
+
+    @property
+    def sink(self) -> str | None:
+        """The sink's name."""
+        return getattr(self.step.sink, "name", None)
 
 
-class _Courier:
-    """Hands the steps of this process to one observer."""
+class Courier(Generic[ItemT]):
+    """Hands items to a function, in a thread of its own.
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._queue: Queue[_Seen | None] = Queue(_MOST_WAITING)
+    Args:
+        take: the function; what it raises is logged.
+        whose: what the log calls it.
+    """
+
+    def __init__(self, take: Callable[[ItemT], None], whose: object) -> None:
+        self._take = take
+        self._whose = whose
+        self._queue: Queue[ItemT | threading.Event | None] = Queue(_MOST_WAITING)
         self._dropped = 0
         self._failed = 0
         self._thread = threading.Thread(target=self._run, name="sparkonce-observer", daemon=True)
         self._thread.start()
 
-    def started(self, entered: steps.step) -> None:
-        self._put(Event.STARTED, entered)
+    def put(self, item: ItemT) -> None:
+        """Hand an item over; drop it when too many wait."""
+        try:
+            self._queue.put_nowait(item)
+        except Full:
+            if self._dropped % _LOG_EVERY == 0:
+                logger.warning(
+                    "the observer %r is too slow: %d steps were not shown to it",
+                    self._whose,
+                    self._dropped + 1,
+                )
+            self._dropped += 1
 
-    def ended(self, entered: steps.step, error: BaseException | None) -> None:
-        self._put(Event.FINISHED if error is None else Event.FAILED, entered)
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until the items so far are taken; returns whether they are."""
+        reached = threading.Event()
+        try:
+            self._queue.put(reached, timeout=timeout_s)
+        except Full:
+            return False
+        return reached.wait(timeout_s)
 
     def end(self, timeout_s: float) -> None:
-        """Hand over what waits in the queue."""
+        """Hand over what waits in the queue, and end the thread."""
         try:
             self._queue.put(None, timeout=timeout_s)
         except Full:
             return  # the observer blocks: its thread is left, and keeps no process alive
         self._thread.join(timeout_s)
 
-    def _put(self, event: Event, entered: steps.step) -> None:
-        sink = getattr(entered.sink, "name", None)
-        seen = _Seen(event, entered.name, entered.batch, sink, entered.seconds, entered.pipeline)
-        try:
-            self._queue.put_nowait(seen)
-        except Full:
-            if self._dropped % _LOG_EVERY == 0:
-                logger.warning(
-                    "the observer %r is too slow: %d steps were not shown to it",
-                    self._observer,
-                    self._dropped + 1,
-                )
-            self._dropped += 1
-
     def _run(self) -> None:
-        while (seen := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
             try:
-                self._observer.on_step(*seen)
+                self._take(item)
             except Exception:
                 if self._failed % _LOG_EVERY == 0:
-                    logger.warning("the observer %r raised an error", self._observer, exc_info=True)
+                    logger.warning("the observer %r raised an error", self._whose, exc_info=True)
                 self._failed += 1
+
+
+class Shown:
+    """A hook that hands each step of this process to a courier."""
+
+    def __init__(self, courier: Courier[Seen]) -> None:
+        self._courier = courier
+
+    def started(self, entered: steps.step) -> None:
+        self._courier.put(Seen(Event.STARTED, entered, time.time_ns(), None))
+
+    def ended(self, entered: steps.step, error: BaseException | None) -> None:
+        event = Event.FINISHED if error is None else Event.FAILED
+        self._courier.put(Seen(event, entered, time.time_ns(), error))
 
 
 def observe(observer: Observer, *, timeout_s: float = 5.0) -> Callable[[], None]:
@@ -127,11 +199,30 @@ def observe(observer: Observer, *, timeout_s: float = 5.0) -> Callable[[], None]
     Returns:
         A function that stops showing steps.
     """
-    courier = _Courier(observer)
-    steps.add_hook(courier)
+
+    def take(seen: Seen) -> None:
+        entered = seen.step
+        seconds = 0.0 if seen.event is Event.STARTED else entered.seconds
+        observer.on_step(
+            seen.event, entered.name, entered.batch, seen.sink, seconds, entered.pipeline
+        )
+
+    courier = Courier(take, observer)
+    shown = Shown(courier)
+    steps.add_hook(shown)
 
     def end() -> None:
-        steps.remove_hook(courier)
+        steps.remove_hook(shown)
         courier.end(timeout_s)
 
     return end
+
+
+def by_sink_and_step(tasks: Iterable[Mapping[str, Mapping[str, float]]]) -> list[Seconds]:
+    """What each task took, by sink and step, in one value for each sink and step."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for task in tasks:
+        for sink, of_steps in task.items():
+            for name, seconds in of_steps.items():
+                found.setdefault((sink, name), []).append(seconds)
+    return [Seconds(sink, name, tuple(values)) for (sink, name), values in found.items()]

@@ -81,6 +81,7 @@ STEPS: Final[Mapping[str, Declared]] = {
         before="all rows of the task are written (per sink)",
         after="the branch is prepared, the driver does not know (per sink)",
     ),
+    "tasks": Declared("driver", "run the tasks of", is_long=True),
     "vote": Declared(
         "driver",
         "vote on",
@@ -184,9 +185,23 @@ class step:  # noqa: N801 - reads as a phrase in a with statement
 
     Attributes:
         seconds: how long the step took, once it has ended.
+        result: what the step came to, for observers: the record that the log holds, the fencing
+            token, the number of branches; None where they need nothing.
+        retries: how often its call was repeated.
     """
 
-    __slots__ = ("_began", "batch", "name", "of", "pipeline", "seconds", "sink", "where")
+    __slots__ = (
+        "_began",
+        "batch",
+        "name",
+        "of",
+        "pipeline",
+        "result",
+        "retries",
+        "seconds",
+        "sink",
+        "where",
+    )
 
     def __init__(
         self,
@@ -205,6 +220,8 @@ class step:  # noqa: N801 - reads as a phrase in a with statement
         self.of = of
         self.where = where
         self.seconds = 0.0
+        self.result: object = None
+        self.retries = 0
 
     def __enter__(self) -> Self:
         if failpoints.handler is not None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from sparkonce import ExactlyOnce
+from sparkonce.observe import OpenTelemetry
 from sparkonce.sinks import (
     DeltaSink,
     FileSink,
@@ -39,6 +40,7 @@ CLASSES: Final[tuple[type, ...]] = (
     IcebergSink,
     IdempotentSink,
     KafkaSink,
+    OpenTelemetry,
     PostgresSink,
     S3Connection,
     S3Objects,
