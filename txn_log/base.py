@@ -104,7 +104,11 @@ class TransactionLog(ABC):
         return self._read(lambda store: store.unfinished(pipeline))
 
     def history(
-        self, pipeline: str, limit: int = 100, query_id: str | None = None
+        self,
+        pipeline: str,
+        limit: int = 100,
+        query_id: str | None = None,
+        before: int | None = None,
     ) -> Sequence[TransactionRecord]:
         """The `limit` records of the highest batches, highest first.
 
@@ -113,8 +117,10 @@ class TransactionLog(ABC):
             limit: the number of records at most.
             query_id: only the records of this query; default: of all queries that had the name.
                 The batches of each query begin with 0.
+            before: only batches with a lower number, to read a long history page by page. With
+                `query_id`, the cost depends on `limit` and not on the length of the history.
         """
-        return self._read(lambda store: store.history(pipeline, limit, query_id))
+        return self._read(lambda store: store.history(pipeline, limit, query_id, before))
 
     def id_of(self, pipeline: str) -> str:
         """The log id in the names of the pipeline's branches and in its checkpoint.

@@ -331,16 +331,23 @@ class _DocumentView:
         return sorted((record for record in records if record.state.is_unfinished), key=_batch)
 
     def history(
-        self, pipeline: str, limit: int, query_id: str | None = None
+        self, pipeline: str, limit: int, query_id: str | None = None, before: int | None = None
     ) -> Sequence[TransactionRecord]:
         state = self._load(pipeline)
-        found = {t: r for t, r in state.records.items() if query_id in {None, t.query_id}}
+        found = {
+            tid: record
+            for tid, record in state.records.items()
+            if query_id in {None, tid.query_id} and (before is None or tid.batch_id < before)
+        }
         for archive in self._log._archives(pipeline, query_id):  # noqa: SLF001
+            if before is not None and archive.first >= before:
+                continue
             lowest = sorted(tid.batch_id for tid in found)[-limit:]
             if len(lowest) == limit and archive.last < lowest[0]:
                 break
             for record in self._log._read_archive(archive, pipeline):  # noqa: SLF001
-                if record.id.batch_id >= state.floors.get(record.id.query_id, 0):
+                floor = state.floors.get(record.id.query_id, 0)
+                if record.id.batch_id >= floor and (before is None or record.id.batch_id < before):
                     found.setdefault(record.id, record)
         return sorted(found.values(), key=_batch, reverse=True)[:limit]
 

@@ -52,11 +52,12 @@ class PostgresView:
         return self._records(pipeline, "AND state IN ('prepared', 'decided') ORDER BY batch_id")
 
     def history(
-        self, pipeline: str, limit: int, query_id: str | None = None
+        self, pipeline: str, limit: int, query_id: str | None = None, before: int | None = None
     ) -> Sequence[TransactionRecord]:
-        of_query, values = ("", ()) if query_id is None else ("AND query_id = %s", (query_id,))
+        asked = {"AND query_id = %s": query_id, "AND batch_id < %s": before}
+        given = {text: value for text, value in asked.items() if value is not None}
         return self._records(
-            pipeline, f"{of_query} ORDER BY batch_id DESC LIMIT %s", *values, limit
+            pipeline, f"{' '.join(given)} ORDER BY batch_id DESC LIMIT %s", *given.values(), limit
         )
 
     def _load(self, pipeline: str) -> None:

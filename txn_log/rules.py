@@ -44,9 +44,9 @@ class Store(Protocol):
         """Records whose state `is_unfinished`, lowest batch first."""
 
     def history(
-        self, pipeline: str, limit: int, query_id: str | None = None
+        self, pipeline: str, limit: int, query_id: str | None = None, before: int | None = None
     ) -> Sequence[TransactionRecord]:
-        """Records in any state, highest batch first; of one query, or of all."""
+        """Records in any state, highest batch first; of one query, or of all; below a batch."""
 
     def put_head(self, head: Head) -> None: ...
 

@@ -272,14 +272,13 @@ class _SqliteStore:
         )
 
     def history(
-        self, pipeline: str, limit: int, query_id: str | None = None
+        self, pipeline: str, limit: int, query_id: str | None = None, before: int | None = None
     ) -> Sequence[TransactionRecord]:
-        of_query, values = ("", ()) if query_id is None else ("AND query_id = ?", (query_id,))
+        asked = {"query_id = ?": query_id, "batch_id < ?": before}
+        given = {text: value for text, value in asked.items() if value is not None}
+        where = " AND ".join(("WHERE pipeline = ?", *given))
         return self._records(
-            f"WHERE pipeline = ? {of_query} ORDER BY batch_id DESC LIMIT ?",
-            pipeline,
-            *values,
-            limit,
+            f"{where} ORDER BY batch_id DESC LIMIT ?", pipeline, *given.values(), limit
         )
 
     def put_head(self, head: Head) -> None:

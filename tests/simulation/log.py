@@ -56,9 +56,10 @@ class View:
         return self._disk.unfinished(pipeline)
 
     def history(
-        self, pipeline: str, limit: int, query_id: str | None = None
+        self, pipeline: str, limit: int, query_id: str | None = None, before: int | None = None
     ) -> Sequence[TransactionRecord]:
         found = [r for r in self._disk.of(pipeline) if query_id in {None, r.id.query_id}]
+        found = [r for r in found if before is None or r.id.batch_id < before]
         return found[::-1][:limit]
 
     def put_head(self, head: Head) -> None:

@@ -131,6 +131,24 @@ class LogVerbs(LogUnderTest):
         assert newest.id.batch_id == 2
         assert log.newest("orders", QUERY.replace("1", "2")) is None
 
+    def test_history_is_read_page_by_page(self, log: TransactionLog, other: TransactionLog) -> None:
+        """`before=` goes on where a page ended; the pages together are the whole history."""
+        first = log.begin(claim())
+        for n in range(90):
+            deliver(log, first, n)
+        second = log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
+        deliver(log, second, 0)
+        sizes, seen, before = [], [], None
+        while page := other.history("orders", 25, QUERY, before):
+            sizes.append(len(page))
+            seen += [r.id.batch_id for r in page]
+            before = seen[-1]
+        assert sizes == [25, 25, 25, 15]
+        assert seen == list(range(89, -1, -1))
+        assert {r.id.query_id for r in other.history("orders", 9, before=2)} == {QUERY, OTHER_QUERY}
+        assert list(other.history("orders", 9, QUERY, 0)) == []
+        assert list(other.history("orders", 9, OTHER_QUERY, 0)) == []
+
     def test_checkpoint_is_remembered(self, log: TransactionLog) -> None:
         """A claim without a checkpoint, an operator's, keeps the one that the log knows."""
         for place in ("file:/ckpt", ""):
