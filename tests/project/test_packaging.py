@@ -19,7 +19,7 @@ from tests.project import release_check
 
 ROOT = Path(__file__).parents[2]
 LINKED = ("sinks", "txn_log", "protocol", "spark_hooks")
-SHIPPED = {".py", ".typed", ".xml", ".yml"}
+SHIPPED = {".py", ".typed", ".xml", ".yml", ".html", ".css"}
 
 
 def source_modules() -> set[str]:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkonce.cli import facts
-from sparkonce.cli.facts import Facts
+from sparkonce import facts
 from sparkonce.cli.fencing import may_fence, yes_option
 from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_orphans, show_pipeline
 from sparkonce.cli.targets import checkpoint_option, open_job
 from sparkonce.errors import ConfigurationError, SinkError
+from sparkonce.facts import Facts
 from sparkonce.model import TransactionId
 from sparkonce.protocol.operating import head_here, head_of, look_for_orphans, take_over
 from sparkonce.sinks.capabilities import FindsBranches

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparkonce.cli.facts import Facts
 from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_findings
 from sparkonce.cli.spark_settings import check_settings, read_settings
 from sparkonce.cli.targets import checkpoint_option, open_job
 from sparkonce.errors import ConfigurationError, SparkOnceError
+from sparkonce.facts import Facts
 from sparkonce.finding import Finding, Level
 from sparkonce.parallel import at_once
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, open_checkpoint
 from sparkonce.storage import local_path
+from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.rules import require_here
 
@@ -45,19 +46,30 @@ def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bo
     """
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint, create=True) as pipeline:
-        asked = at_once(_ask, pipeline.all_sinks)
-        found = [
-            *_facts("log", _log(pipeline)),
-            *_facts("checkpoint", _checkpoint(pipeline, checkpoint)),
-            *_facts("spark", check_settings(read_settings(conf_file), pipeline.sinks)),
-        ]
-        for sink, findings in zip(pipeline.all_sinks, asked, strict=True):
-            found += _facts(sink.name, findings)
+        found = look(pipeline, checkpoint, conf_file)
     if as_json:
         screen.json(found)
     else:
         show_findings(screen, found)
     return FOUND if any(one["level"] != Level.OK.value for one in found) else 0
+
+
+def look(pipeline: ExactlyOnce, checkpoint: str | None, conf_file: Path | None) -> list[Facts]:
+    """Ask every sink, the log, the checkpoint and Spark's settings."""
+    asked = at_once(_ask, pipeline.all_sinks)
+    found = [
+        *_facts("log", _log(pipeline)),
+        *_facts("checkpoint", _checkpoint(pipeline, checkpoint)),
+        *_facts("spark", check_settings(read_settings(conf_file), pipeline.sinks)),
+    ]
+    for sink, findings in zip(pipeline.all_sinks, asked, strict=True):
+        found += _facts(sink.name, findings)
+    return found
+
+
+def look_at_log(log: TransactionLog) -> list[Facts]:
+    """Ask the log only: without a JOB no sink is known."""
+    return _facts("log", log.diagnose())
 
 
 def _facts(about: str, findings: Iterable[Finding]) -> list[Facts]:

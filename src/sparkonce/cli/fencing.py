@@ -6,11 +6,12 @@ import sys
 
 import click
 
-from sparkonce.cli import facts
-from sparkonce.cli.screen import age, holder_line
+from sparkonce import facts
+from sparkonce.cli.screen import holder_line
 from sparkonce.protocol.operating import head_of
 from sparkonce.protocol.processes import is_running
 from sparkonce.txn_log import TransactionLog
+from sparkonce.words import age
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 

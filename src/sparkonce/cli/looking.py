@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sparkonce.cli import facts
+from sparkonce import facts
 from sparkonce.cli.screen import Screen, show_event, show_list, show_pipeline, show_record
 from sparkonce.cli.targets import Target, log_options, open_target
 from sparkonce.errors import ConfigurationError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkonce.cli import facts
+from sparkonce import facts
 from sparkonce.cli.fencing import may_fence, yes_option
 from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_removals

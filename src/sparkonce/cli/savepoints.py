@@ -14,17 +14,16 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from sparkonce.cli import facts
-from sparkonce.cli.facts import Facts
+from sparkonce import facts
 from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.restoring import fork, restore, rewind
-from sparkonce.cli.screen import Screen, when
+from sparkonce.cli.screen import Screen
 from sparkonce.cli.targets import checkpoint_option, open_job, place_of_savepoints
+from sparkonce.facts import Facts
 from sparkonce.protocol.operating import head_here
 from sparkonce.spark_hooks import savepoints as making
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
-from sparkonce.spark_hooks.savepoints import Manifest
-from sparkonce.words import counted
+from sparkonce.words import counted, when
 
 
 @click.group()
@@ -69,7 +68,7 @@ def create(
                 batch=batch,
                 progress=progress,
             )
-    found = _facts(made)
+    found = facts.savepoint(made)
     screen = Screen(as_json=as_json)
     if as_json:
         screen.json(found)
@@ -84,7 +83,7 @@ def create(
 def list_(root: str, *, as_json: bool) -> int:
     """The savepoints of ROOT, by name."""
     place = place_of_savepoints(root)
-    found = [_facts(place.read(name)) for name in place.names()]
+    found = [facts.savepoint(place.read(name)) for name in place.names()]
     screen = Screen(as_json=as_json)
     if as_json:
         screen.json(found)
@@ -108,7 +107,7 @@ def list_(root: str, *, as_json: bool) -> int:
 def show(root: str, name: str, *, as_json: bool) -> int:
     """What one savepoint holds."""
     manifest = place_of_savepoints(root).read(name)
-    found = _facts(manifest)
+    found = facts.savepoint(manifest)
     screen = Screen(as_json=as_json)
     if as_json:
         screen.json({**found, "files": {n: list(f) for n, f in manifest.files.items()}})
@@ -145,7 +144,7 @@ def verify(root: str, name: str, *, as_json: bool) -> int:
         for file, what in damaged.items():
             screen.line(f"{file} {what}", "red")
         if not damaged:
-            screen.say(f"{name} is whole: {_size(_facts(manifest))}")
+            screen.say(f"{name} is whole: {_size(facts.savepoint(manifest))}")
     return FOUND if damaged else 0
 
 
@@ -165,9 +164,9 @@ def export(root: str, name: str, to: str, *, as_json: bool) -> int:
         place.export(manifest, other, progress)
     screen = Screen(as_json=as_json)
     if as_json:
-        screen.json(_facts(manifest))
+        screen.json(facts.savepoint(manifest))
     else:
-        screen.say(f"{name} is in {other.address}: {_size(_facts(manifest))}")
+        screen.say(f"{name} is in {other.address}: {_size(facts.savepoint(manifest))}")
     return 0
 
 
@@ -195,23 +194,6 @@ def _shown_progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("copying")
         yield lambda kept, number: bar.update(task, completed=kept, total=number)
-
-
-def _facts(manifest: Manifest) -> Facts:
-    return {
-        "name": manifest.name,
-        "pipeline": manifest.head.pipeline,
-        "batch": manifest.batch,
-        "made_at": facts.utc(manifest.made_at),
-        "query_id": manifest.head.query_id,
-        "checkpoint": manifest.head.checkpoint,
-        "log": manifest.log,
-        "sinks": dict(manifest.head.sinks),
-        "files": len(manifest.files),
-        "bytes": manifest.bytes,
-        "spark": manifest.spark,
-        "sparkonce": manifest.sparkonce,
-    }
 
 
 def _size(found: Facts) -> str:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from calendar import timegm
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
@@ -18,8 +16,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sparkonce.cli.facts import Facts
-from sparkonce.words import counted
+from sparkonce.facts import Facts
+from sparkonce.words import age, counted, until, when
 
 _STYLES = {
     "fine": "green",
@@ -37,8 +35,6 @@ _STYLES = {
     "ok": "green",
 }
 _STARTS = "with operators' commands that took a token"
-_ONE_CLOCK_S = 60
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 class Screen:
@@ -94,39 +90,6 @@ class Screen:
             self._console.print(shown, soft_wrap=soft_wrap)
         sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
         sys.stdout.flush()
-
-
-def age(at: str | None) -> str:
-    """How long ago, from ISO 8601; "never" when there is no such time."""
-    if at is None:
-        return "never"
-    passed_s = _passed_s(at)
-    if passed_s < -_ONE_CLOCK_S:
-        return f"{-passed_s / 60:.0f} min ahead of this machine's clock: the two differ"
-    return f"{_span(max(passed_s, 0))} ago"
-
-
-def until(at: str) -> str:
-    """A time, and how far it is from now."""
-    passed_s = _passed_s(at)
-    distance = f"passed {_span(passed_s)} ago" if passed_s > 0 else f"in {_span(-passed_s)}"
-    return f"{when(at)}, {distance}"
-
-
-def when(at: str) -> str:
-    """The time without its letters."""
-    return at.replace("T", " ").replace("Z", " UTC")
-
-
-def _passed_s(at: str) -> float:
-    return time.time() - timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ"))
-
-
-def _span(span_s: float) -> str:
-    for seconds, unit in _UNITS:
-        if span_s >= 2 * seconds:
-            return f"{span_s / seconds:.0f} {unit}"
-    return f"{span_s:.0f} s"
 
 
 def show_pipeline(screen: Screen, found: Facts) -> None:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import click
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from sparkonce.cli import facts
-from sparkonce.cli.facts import Facts
+from sparkonce import facts
 from sparkonce.cli.fencing import may_fence, yes_option
 from sparkonce.cli.looking import FOUND, find_record, json_option
 from sparkonce.cli.screen import Screen
@@ -28,6 +27,7 @@ from sparkonce.errors import (
     LogUnavailableError,
     SparkOnceError,
 )
+from sparkonce.facts import Facts
 from sparkonce.model import Committable
 from sparkonce.protocol.operating import claim_again, end_branches
 from sparkonce.protocol.rulings import End

@@ -1,4 +1,4 @@
-"""What the log and the sinks know, as JSON values; `screen` shows the same values as text.
+"""What the log and the sinks know, as JSON values: for `--json`, for the screen, for the page.
 
 Nothing here knows a vendor: a committable carries its own line of text.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparkonce.model import Committable
 from sparkonce.protocol import keys
@@ -16,6 +16,9 @@ from sparkonce.protocol.processes import is_running
 from sparkonce.protocol.taking_back import Removal
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
+
+if TYPE_CHECKING:
+    from sparkonce.spark_hooks.savepoints import Manifest
 
 Facts: TypeAlias = "dict[str, Any]"
 
@@ -168,4 +171,21 @@ def removal(found: Removal) -> Facts:
         "files": list(found.names),
         "kept": found.is_kept,
         "refusal": found.refusal,
+    }
+
+
+def savepoint(manifest: Manifest) -> Facts:
+    return {
+        "name": manifest.name,
+        "pipeline": manifest.head.pipeline,
+        "batch": manifest.batch,
+        "made_at": utc(manifest.made_at),
+        "query_id": manifest.head.query_id,
+        "checkpoint": manifest.head.checkpoint,
+        "log": manifest.log,
+        "sinks": dict(manifest.head.sinks),
+        "files": len(manifest.files),
+        "bytes": manifest.bytes,
+        "spark": manifest.spark,
+        "sparkonce": manifest.sparkonce,
     }
