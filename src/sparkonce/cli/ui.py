@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from sparkonce.cli.doctor import look, look_at_log
 from sparkonce.cli.targets import Target, log_options, open_target, place_of_savepoints
 from sparkonce.facts import Facts
-
-if TYPE_CHECKING:
-    from sparkonce.page.source import Source
 
 
 @click.command()
@@ -47,39 +43,33 @@ def ui(
     """
     try:
         from sparkonce.page.serving import TOKEN_VARIABLE, serve  # noqa: PLC0415 - an extra
+        from sparkonce.page.source import Source  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"the page needs {error.name!r}: pip install 'sparkonce[ui]'"
         ) from error
     with open_target(job, url, pipeline, checkpoint) as target:
-        source = _source(target, job, pipeline, checkpoint, savepoints, conf_file)
+        is_of_log = job is None and pipeline is None
+        source = Source(
+            target.log,
+            target.log.pipelines if is_of_log else lambda: target.names,
+            _in_commands(job, checkpoint),
+            lambda: _findings(target, checkpoint, conf_file),
+            None if savepoints is None else place_of_savepoints(savepoints),
+        )
         given = os.environ.get(TOKEN_VARIABLE)
         serve(source, host, port, given, lambda address: click.echo(f"The page is at {address}"))
     return 0
 
 
-def _source(
-    target: Target,
-    job: str | None,
-    pipeline: str | None,
-    checkpoint: str | None,
-    savepoints: str | None,
-    conf_file: Path | None,
-) -> Source:
-    from sparkonce.page.source import Source  # noqa: PLC0415 - with the rest of the page
+def _findings(target: Target, checkpoint: str | None, conf_file: Path | None) -> list[Facts]:
+    if target.job is None:
+        return look_at_log(target.log)
+    return look(target.job, checkpoint, conf_file)
 
-    def doctor() -> list[Facts]:
-        if target.job is None:
-            return look_at_log(target.log)
-        return look(target.job, checkpoint, conf_file)
 
-    is_of_log = job is None and pipeline is None
+def _in_commands(job: str | None, checkpoint: str | None) -> str:
+    """The JOB as the reader types it; the word JOB for a log, or for JSON on the command line."""
     words = ["JOB"] if job is None or job.startswith("{") else [job]
     words += [] if checkpoint is None else ["--checkpoint", checkpoint]
-    return Source(
-        target.log,
-        target.log.pipelines if is_of_log else lambda: target.names,
-        shlex.join(words),
-        doctor,
-        None if savepoints is None else place_of_savepoints(savepoints),
-    )
+    return shlex.join(words)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from http import HTTPStatus
 from importlib.resources import files
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
@@ -21,6 +21,9 @@ from sparkonce.page import views
 from sparkonce.page.access import Guard
 from sparkonce.page.source import Source
 from sparkonce.words import age, counted, until, when
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 
 def make_app(source: Source, token: str | None = None) -> Starlette:

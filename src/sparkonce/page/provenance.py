@@ -104,9 +104,11 @@ def search(
         return _read(log, head, text, query_id, before)
     if text.isdecimal():
         return Found(_numbered(log, head, [int(text)], lambda _: "this is the batch's number"))
-    if is_there := _asked_offsets(text):
-        if hits := [hit for q in queries(head) for hit in _reaching(log, head, q, is_there)]:
-            return Found(hits)
+    is_there = _asked_offsets(text)
+    if is_there is not None:
+        reached = [hit for q in queries(head) for hit in _reaching(log, head, q, is_there)]
+        if reached:
+            return Found(reached)
     asked = [int(n) for n in re.findall(r"\d{1,12}", text)]
     direct = _numbered(log, head, asked[-_MOST_NUMBERS:], lambda record: why(record, text))
     if direct and _FULL_ID.search(text):

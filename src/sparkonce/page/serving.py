@@ -70,7 +70,7 @@ def serve(
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family)  # type: ignore[arg-type]
+        return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise ConfigurationError(
             f"the page cannot listen on {host}, port {port} ({error}): choose another --port, or "

@@ -9,15 +9,16 @@ The log records when a batch reached a state. It does not record when the batch 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
-from sparkonce.txn_log.record import State, TransactionRecord
+from sparkonce.txn_log.record import TransactionRecord
 
 _MEANING: Final = {
-    (State.PREPARED, State.DECIDED): "in doubt, until Spark's checkpoint showed that it commits",
-    (State.PREPARED, State.ABANDONED): "in doubt, until Spark's checkpoint showed that it ends",
-    (State.DECIDED, State.COMPLETE): "committing in every sink",
-    (State.DECIDED, State.SETTLED): "committing, until an operator's ruling ended it",
+    ("prepared", "decided"): "in doubt, until Spark's checkpoint showed that it commits",
+    ("prepared", "abandoned"): "in doubt, until Spark's checkpoint showed that it ends",
+    ("decided", "complete"): "committing in every sink",
+    ("decided", "settled"): "committing, until an operator's ruling ended it",
 }
 
 
@@ -71,15 +72,13 @@ def waterfall(
     if not times:
         return []
     marks: list[tuple[str, float]] = [(state.value, at) for state, at in times]
-    names = {one.value: one for one in State}
     if before is not None and before.times and max(before.times.values()) < times[0][1]:
         marks.insert(0, ("", max(before.times.values())))
     start, end = marks[0][1], marks[-1][1]
     full = max(whole if whole is not None else end - start, 1e-6)
     spans = []
-    for (first, at), (second, until) in zip(marks, marks[1:], strict=False):
-        pair = names.get(first), names[second]
-        text = _MEANING.get(pair, f"{first} to {second}")  # type: ignore[arg-type]
+    for (first, at), (second, until) in pairwise(marks):
+        text = _MEANING.get((first, second), f"{first} to {second}")
         if not first and before is not None:
             text = f"since batch {before.id.batch_id} ended: waiting for data, and writing"
         left, width = 100 * (at - start) / full, 100 * (until - at) / full
