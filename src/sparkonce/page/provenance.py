@@ -23,7 +23,7 @@ from sparkonce.model import BranchId, Committable, TransactionId
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, TransactionRecord
 
-READ_AT_ONCE: Final = 500
+READ_AT_ONCE: Final = 200
 """How many records one search reads at most, newest first."""
 
 _MOST_QUERIES: Final = 8
