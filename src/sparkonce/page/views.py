@@ -79,6 +79,7 @@ def batch(source: Source, name: str, query_id: str, number: int, first: int) -> 
     before = next(iter(source.log.history(name, 1, query_id, number)), None)
     is_next = before is not None and before.id.batch_id == number - 1
     found = facts.record(record, head)
+    found["times"] = dict(sorted(found["times"].items(), key=lambda item: record.times[item[0]]))
     most = max((len(sink["branches"]) for sink in found["sinks"]), default=0)
     for sink in found["sinks"]:
         sink["number"] = len(sink["branches"])
