@@ -17,6 +17,7 @@ from sparkonce.model import TransactionId
 from sparkonce.page import views
 from sparkonce.page.provenance import READ_AT_ONCE
 from sparkonce.page.source import Source
+from sparkonce.spark_hooks.savepoints import Manifest, Savepoints
 from sparkonce.testing.log_cases import OTHER_QUERY, QUERY, claim
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import State, TransactionRecord
@@ -351,3 +352,23 @@ def test_queries_of_before_are_shown(log: SqliteLog) -> None:
     assert f"{BATCHES}/{QUERY}/0" in links(earlier)
     found = client.get("/pipelines/orders/search", params={"q": "orders:0:50"}).text
     assert {f"{BATCHES}/{q}/0" for q in (QUERY, OTHER_QUERY)} <= set(links(found))
+
+
+def test_savepoints_are_shown(log: SqliteLog, tmp_path: Path) -> None:
+    """Every fact of each one; a damaged one does not hide the others."""
+    fill(log)
+    head, record = log.head("orders"), log.find(TransactionId("orders", QUERY, 3))
+    assert head is not None
+    assert record is not None
+    made = Manifest(
+        "before-upgrade", 1.7e9, head, record, log.log_id, log.address, "4.1.0", "0.1", {}, {}
+    )
+    place = Savepoints.at(str(tmp_path / "saved"), create=True)
+    (tmp_path / "saved" / "before-upgrade.json").write_text(made.encode())
+    (tmp_path / "saved" / "damaged.json").write_text("{}")
+    client = browser(source_of(log, savepoints=place))
+    assert {status for _, status, _ in walk(client)} == {200}
+    shown = text_of(client.get("/savepoints").text)
+    for key, value in leaves(facts.savepoint(made)):
+        assert (when(str(value)) if key == "made_at" else str(value)) in shown, key
+    assert "damaged" in shown

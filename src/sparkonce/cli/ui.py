@@ -56,6 +56,7 @@ def ui(
             _in_commands(job, checkpoint),
             lambda: _findings(target, checkpoint, conf_file),
             None if savepoints is None else place_of_savepoints(savepoints),
+            has_sinks=job is not None,
         )
         given = os.environ.get(TOKEN_VARIABLE)
         serve(source, host, port, given, lambda address: click.echo(f"The page is at {address}"))

@@ -108,7 +108,9 @@ class _Pages:
         if request.method == "POST":
             with self._one_doctor:
                 findings = self._source.doctor()
-        return self._show("doctor.html", {"findings": findings, "job": self._source.job})
+        return self._show(
+            "doctor.html", {"findings": findings, "has_sinks": self._source.has_sinks}
+        )
 
     def style(self, _: Request) -> Response:
         text = files("sparkonce.page").joinpath("style.css").read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ class Source:
         job: the JOB in commands that the reader copies, quoted for a shell; or the word JOB.
         doctor: returns what `sparkonce doctor` finds; it opens connections.
         savepoints: where savepoints are kept; None if no place was given.
+        has_sinks: whether a JOB was given, so that the doctor asks its sinks.
     """
 
     log: TransactionLog
@@ -30,6 +31,7 @@ class Source:
     job: str
     doctor: Callable[[], list[Facts]]
     savepoints: Savepoints | None = None
+    has_sinks: bool = False
 
 
 def ways_out(batch: Facts, job: str) -> list[tuple[str, str]]:
