@@ -135,6 +135,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_order_arrives_once_through_kills(project: Project) -> None:
     """The program dies after a decision, and so does one Python process of Spark's driver."""
     project.add(1, 2)
