@@ -196,7 +196,7 @@ class Counting(SqliteLog):
         return super().newest(pipeline, query_id)
 
 
-MANY = 100_000
+MANY = 20_000
 
 
 @pytest.fixture(scope="module")
@@ -212,12 +212,12 @@ def long_log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counting]:
     [
         ("/", 110),
         ("/pipelines/orders", 170),
-        ("/pipelines/orders?before=50000", 170),
-        (f"{BATCHES}/{QUERY}/77777", 10),
-        ("/pipelines/orders/search?q=orders:0:5000050", 40),
+        ("/pipelines/orders?before=10000", 170),
+        (f"{BATCHES}/{QUERY}/15555", 10),
+        ("/pipelines/orders/search?q=orders:0:1000050", 40),
         ("/pipelines/orders/search?q=nothing", READ_AT_ONCE),
-        (f"/pipelines/orders/search?q=nothing&query={QUERY}&before=70000", READ_AT_ONCE),
-        ("/pipelines/orders/search?q=t1.files.p0.a123456", READ_AT_ONCE + 20),
+        (f"/pipelines/orders/search?q=nothing&query={QUERY}&before=14000", READ_AT_ONCE),
+        ("/pipelines/orders/search?q=t1.files.p0.a24690", READ_AT_ONCE + 20),
     ],
 )
 def test_a_page_reads_few_of_many_records(long_log: Counting, address: str, most: int) -> None:

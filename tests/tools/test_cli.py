@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import re
 import shutil
@@ -83,16 +82,6 @@ from pyspark.sql.streaming import DataStreamWriter
 
 DataStreamWriter.start(None)
 """
-
-
-@pytest.fixture(autouse=True)
-def logger_as_it_was() -> Iterator[None]:
-    """The command has a process of its own, and changes how it logs."""
-    logger = logging.getLogger("sparkonce")
-    before = logger.level, logger.propagate, [*logger.handlers]
-    yield
-    logger.level, logger.propagate, logger.handlers = before
-    logger.setLevel(logger.level)  # which forgets what was cached
 
 
 @pytest.fixture
