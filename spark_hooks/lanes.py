@@ -7,9 +7,10 @@ A slow sink holds up the others only when its queue is full.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from queue import Empty, SimpleQueue
@@ -62,18 +63,16 @@ class Branch:
         self.seconds: dict[str, float] = {}
 
     def begin(self) -> None:
-        with self.step("open") as opening:
+        with self._timed("open"):
             self._handle = self._call(lambda: self.sink.beginTransaction(self.branch_id))
             self._open = True
-        self._note("open", opening.seconds)
 
     def write(self, rows: Rows) -> None:
-        with self.step("write") as writing:
+        with self._timed("write"):
             self._call(lambda: self.sink.write(self._handle, rows.batch))
             self._rows += rows.batch.num_rows
             self._bytes += rows.batch.nbytes
             self._contents.append(rows.content)
-        self._note("write", writing.seconds)
 
     def idle(self) -> None:
         with self.step("idle"):
@@ -84,12 +83,11 @@ class Branch:
         if not self._contents:
             self.discard()
             return
-        with self.step("prepare") as preparing:
+        with self._timed("prepare"):
             prepared = self._call(lambda: self.sink.preCommit(self._handle))
             self._open = False
             self.committable = check_committable(self.sink, prepared, self.branch_id)
             check_rows(self.sink, self.committable, self._rows)
-        self._note("prepare", preparing.seconds)
 
     def part(self) -> Part:
         content = reduce(operator.add, self._contents)
@@ -110,8 +108,11 @@ class Branch:
         batch, sink = self.branch_id.batch_id, self.sink
         return step(name, batch=batch, sink=sink, of=self.branch_id, partition=self._partition)
 
-    def _note(self, name: str, seconds: float) -> None:
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        with self.step(name) as entered:
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + entered.seconds
 
     def _call(self, action: Callable[[], Any]) -> Any:
         try:

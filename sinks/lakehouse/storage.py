@@ -75,7 +75,8 @@ class Storage:
     def remove_all(self, locations: Iterable[str]) -> None:
         """Delete files that may be gone already, several at a time."""
         names = list(locations)
-        at_once(self._remove_each, [names[n::MAX_THREADS] for n in range(MAX_THREADS)])
+        threads = min(MAX_THREADS, len(names))
+        at_once(self._remove_each, [names[n::threads] for n in range(threads)])
 
     def _remove_each(self, locations: Iterable[str]) -> None:
         for location in locations:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,10 @@ from sparkonce.observe import names
 from sparkonce.observe.metrics import Metrics
 from sparkonce.observing import Seconds
 from sparkonce.steps import step
-from tests.support.telemetry import InMemory, run
+from tests.support.telemetry import BATCHES, InMemory, run
 from tests.support.world import QUERY_ID, Crash, Handle, MemorySink, Process, World, at_point
 
-BATCHES = [[[1, 2], [3]], [[4], []]]
 BRANCH = BranchId(Owner("0" * 16, QUERY_ID), 0, 1, "left", 0, 1)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path, BATCHES)
-
-
-@pytest.fixture
-def seen() -> Iterator[InMemory]:
-    seen = InMemory()
-    yield seen
-    seen.telemetry.end()
 
 
 def crash_at(world: World, point: str) -> None:

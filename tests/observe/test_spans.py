@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,26 +22,13 @@ from sparkonce.observe.spans import Spans
 from sparkonce.observe.tasks import TaskTrace
 from sparkonce.observing import Event, Seen
 from sparkonce.steps import step
-from tests.support.telemetry import RUN_ID, InMemory, child_of, run
+from tests.support.telemetry import BATCHES, RUN_ID, InMemory, child_of, run
 from tests.support.world import QUERY_ID, Process, World, at_point
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-BATCHES = [[[1, 2], [3]], [[4], []]]
 BRANCH = BranchId(Owner("0" * 16, QUERY_ID), 0, 1, "left", 0, 1)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path, BATCHES)
-
-
-@pytest.fixture
-def seen() -> Iterator[InMemory]:
-    seen = InMemory()
-    yield seen
-    seen.telemetry.end()
 
 
 def trace_of(batch: int, spans: list[ReadableSpan]) -> list[ReadableSpan]:

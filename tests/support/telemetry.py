@@ -25,6 +25,8 @@ from tests.support.world import QUERY_ID, Process, World
 
 RUN_ID = "99999999-8888-7777-6666-555555555555"
 
+BATCHES = [[[1, 2], [3]], [[4], []]]
+
 
 @dataclass
 class InMemory:

@@ -135,7 +135,7 @@ class _Observers:
 
         port = settings.prometheus_port
         endpoint = None if port is None else (settings.prometheus_host, port)
-        own_meter, own_tracer = meter(settings.meter_provider, endpoint), None
+        own_meter = meter(settings.meter_provider, endpoint)
         own_tracer = tracer(settings.tracer_provider)
         self.metrics: Metrics | None = None if own_meter is None else once(Metrics, own_meter)
         self.spans: Spans | None = None if own_tracer is None else Spans(own_tracer)
