@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -28,10 +28,6 @@ _FLUSH_S: Final = 1.0
 """How long the end of a pipeline waits for the queue."""
 
 Act: TypeAlias = "Callable[[], None]"
-
-
-def _namespace() -> str:
-    return os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class OpenLineage:
         ConfigurationError: openlineage-python is not installed.
     """
 
-    namespace: str = field(default_factory=_namespace)
+    namespace: str | None = None
     client: OpenLineageClient | None = None
     job: str | None = None
 
@@ -119,7 +115,8 @@ class _Sender:
     def __init__(self, settings: OpenLineage) -> None:
         from sparkonce.observe.lineage.events import Emitter  # noqa: PLC0415 - an extra
 
-        self._emitter = Emitter(settings.namespace, settings.job, settings.client)
+        namespace = settings.namespace or os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
+        self._emitter = Emitter(namespace, settings.job, settings.client)
         self._courier: Courier[Act] = Courier(lambda act: act(), "lineage")
         self._hook = _Hook(self._courier.put, self._emitter.take)
         steps.add_hook(self._hook)
