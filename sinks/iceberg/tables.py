@@ -67,7 +67,7 @@ class Tables:
         """The table's location, and its name in the catalog, over a connection of its own.
 
         Raises:
-            Exception: the catalog does not answer, or has no such table.
+            Exception: the catalog does not respond, or has no such table.
         """
         with contextlib.closing(Tables(self._settings, self.identifier)) as own:
             location, properties = own.load().location(), own.catalog.properties
