@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from sparkonce.datasets import Dataset
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
@@ -20,6 +21,7 @@ from sparkonce.sinks.capabilities import (
     Diagnoses,
     FindsBranches,
     ForgetsProofs,
+    NamesDatasets,
     Publishes,
     TakesBack,
     Visible,
@@ -44,6 +46,7 @@ __all__ = [
     "ChecksLog",
     "CommitsMany",
     "CommitsOnePhase",
+    "Dataset",
     "Delivered",
     "DeltaSink",
     "Diagnoses",
@@ -53,6 +56,7 @@ __all__ = [
     "IcebergSink",
     "IdempotentSink",
     "KafkaSink",
+    "NamesDatasets",
     "Payload",
     "PostgresSink",
     "Publishes",

@@ -15,6 +15,7 @@
 | `CommitsOnePhase` | three verbs | where the sink's database holds the log | two phases |
 | `ChecksLog` | `check_log` | before it opens the log | every log is accepted |
 | `Diagnoses` | `diagnose`, `room_for_tasks` | in `sparkonce doctor` | the doctor asks nothing |
+| `NamesDatasets` | `dataset` | never; `OpenLineage` does | `target` is the name in lineage |
 
 `sparkonce.sinks.verbs` calls these verbs and holds the defaults; no other code checks for mixins.
 A sink that defines a verb without its mixin is refused when its class is created.
@@ -26,6 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final, NamedTuple
 
+from sparkonce.datasets import Dataset
 from sparkonce.errors import ProtocolError, SparkOnceError
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
@@ -271,6 +273,19 @@ class Diagnoses(ABC):
         return None
 
 
+class NamesDatasets(ABC):
+    """A sink whose target has a name by OpenLineage's conventions."""
+
+    @abstractmethod
+    def dataset(self) -> Dataset:
+        """Name the target as every other job names it that reads or writes it.
+
+        Called in the driver, in a thread of its own that no batch waits for, perhaps before
+        `validate`. It may ask a server, over a connection of its own. After an error the sink has
+        its default name in this event, and the next event asks again.
+        """
+
+
 _OWNERS: Final = {
     "vote": Votes,
     "commit_many": CommitsMany,
@@ -288,6 +303,7 @@ _OWNERS: Final = {
     "check_log": ChecksLog,
     "diagnose": Diagnoses,
     "room_for_tasks": Diagnoses,
+    "dataset": NamesDatasets,
 }
 
 

@@ -26,6 +26,7 @@ from typing import IO, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkonce.datasets import Dataset
 from sparkonce.errors import (
     CommitRejectedError,
     CommitUnresolvedError,
@@ -44,12 +45,13 @@ from sparkonce.sinks.capabilities import (
     Delivered,
     Diagnoses,
     FindsBranches,
+    NamesDatasets,
     TakesBack,
     Visible,
 )
 from sparkonce.sinks.committables import check_all_there, check_version
 from sparkonce.sinks.spark_metadata import SPARK_METADATA, written_by_spark
-from sparkonce.storage.local import expanded, fsync_folder
+from sparkonce.storage.local import close_durably, expanded, fsync_folder, is_there
 
 _HIDDEN = "_sparkonce"
 _ID = "_sparkonce_folder."
@@ -69,7 +71,14 @@ class FileHandle:
     writer: pq.ParquetWriter | None = None
 
 
-class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, TakesBack, Diagnoses):
+class FileSink(
+    TwoPhaseCommitSink[FileHandle],
+    AbortsDecided,
+    FindsBranches,
+    TakesBack,
+    Diagnoses,
+    NamesDatasets,
+):
     """Writes Parquet files into a folder, one for each Spark task of a batch.
 
     Some readers, such as DuckDB, do not ignore names that begin with an underscore. Give those the
@@ -103,6 +112,9 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Tak
     @property
     def target(self) -> str:
         return f"folder {self._folder}"
+
+    def dataset(self) -> Dataset:
+        return Dataset.at(str(self._folder))
 
     def validate(self, schema: pa.Schema) -> None:
         if not schema.names:  # Parquet does not count rows without columns
@@ -380,20 +392,3 @@ def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable
             branch_id = BranchId.from_name(name.removesuffix(suffix))
             if branch_id is not None:
                 yield Committable(branch_id)
-
-
-def is_there(path: Path) -> bool:
-    """Whether the file exists. `Path.exists` would take any error for "no" (Python 3.14)."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def close_durably(file: IO[bytes], folder: Path) -> None:
-    """Close a new file of `folder`, and make its bytes and its name durable."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-    fsync_folder(folder)

@@ -46,13 +46,12 @@ from sparkonce.sinks.file import (
     branch_here,
     branches_in,
     check_shared,
-    close_durably,
     folder_finding,
     has_id,
     id_of_folder,
 )
 from sparkonce.sinks.payload import Payload
-from sparkonce.storage.local import expanded
+from sparkonce.storage.local import close_durably, expanded
 
 _SUFFIX = "arrow"  # the full branch id ends with its own dot
 

@@ -21,10 +21,12 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from sparkonce.datasets import Dataset
 from sparkonce.errors import (
     CommitRejectedError,
     CommitUnresolvedError,
@@ -36,7 +38,13 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform
-from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches, ForgetsProofs, Votes
+from sparkonce.sinks.capabilities import (
+    AbortsDecided,
+    FindsBranches,
+    ForgetsProofs,
+    NamesDatasets,
+    Votes,
+)
 from sparkonce.sinks.payload import Payload
 from sparkonce.sinks.rows import RowSink
 from sparkonce.storage.local import expanded
@@ -68,7 +76,15 @@ class Staged(Payload):
     database: str | None
 
 
-class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsProofs):
+class _NamesTable(NamesDatasets):
+    _path: Path
+    _table: str
+
+    def dataset(self) -> Dataset:
+        return Dataset(f"sqlite://{self._path}", self._table)
+
+
+class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsProofs, _NamesTable):
     """Appends to a table of an SQLite database; the rows of a Spark task appear together.
 
     Driver and executors run on one machine, and the database is on its local disk: SQLite's locks
@@ -83,8 +99,8 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     Args:
         path: the database; it is created when it does not exist, and its folder is not.
         table: the table's name.
-        name: see `TwoPhaseCommitSink`, also for `select` and `transform`.
-        writers: see `TwoPhaseCommitSink`; 1 makes the whole batch appear at once.
+        name: see `TwoPhaseCommitSink`, also for `select`, `transform` and `writers`; writers=1
+            makes the whole batch appear at once.
     """
 
     kind: ClassVar[str] = "sqlite"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from sparkonce.datasets import Dataset, without_secrets
 from sparkonce.errors import (
     CommitUnresolvedError,
     SinkUnavailableError,
@@ -33,6 +34,7 @@ from sparkonce.sinks.capabilities import (
     Diagnoses,
     FindsBranches,
     ForgetsProofs,
+    NamesDatasets,
     Publishes,
     TakesBack,
     Visible,
@@ -119,6 +121,16 @@ def check_log(sink: AnySink, address: str) -> None:
 def diagnose(sink: AnySink) -> Iterable[Finding]:
     """See `Diagnoses`; by default nothing is checked."""
     return sink.diagnose() if isinstance(sink, Diagnoses) else ()
+
+
+def dataset(sink: AnySink) -> Dataset:
+    """See `NamesDatasets`; by default the sink's target, in a namespace of ours."""
+    return sink.dataset() if isinstance(sink, NamesDatasets) else default_dataset(sink)
+
+
+def default_dataset(sink: AnySink) -> Dataset:
+    """The name of a sink that has none by OpenLineage's conventions."""
+    return Dataset("sparkonce", without_secrets(sink.target))
 
 
 def lacks_room(sink: AnySink, cores: int) -> str | None:

@@ -74,7 +74,11 @@ class Learned:
 
 
 class SparkBatch:
-    """A micro-batch as the protocol sees it; see `sparkonce.protocol.pipeline.Batch`."""
+    """A micro-batch as the protocol sees it; see `sparkonce.protocol.pipeline.Batch`.
+
+    Attributes:
+        schemas: of the rows that each sink gets, once they are validated.
+    """
 
     def __init__(
         self,
@@ -95,14 +99,15 @@ class SparkBatch:
         self._record_batches = learned.record_batches
         self._shapes = learned.shapes
         self._telemetry = telemetry
+        self.schemas: dict[str, pa.Schema] = {}
 
     def validate(self) -> None:
         """Let every sink check its settings, its server and its schema, before any data moves."""
-        schemas: dict[str, pa.Schema] = {}
+        schemas = self.schemas
         for together in _passes(self._sinks):
             transform = together[0].transform
             df = self._df if transform is None else transform(self._df)
-            schemas |= {sink.name: arrow_schema(shaped(df, sink)) for sink in together}
+            schemas.update({sink.name: arrow_schema(shaped(df, sink)) for sink in together})
             self._shapes.with_hashes(df, together)  # raises what Spark cannot analyse
 
         validate_sinks(self._sinks, schemas)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.observing import Telemetry
+from sparkonce.observing import Telemetry, as_one
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Pipeline
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.gate import Gate
@@ -89,7 +89,7 @@ class ExactlyOnce:
         retain: how many batches of history the log keeps.
         driver_rows: after three batches of at most this many rows, the driver itself writes the
             next one, as one branch per sink, unless the query has state. 0: no batch.
-        telemetry: metrics and traces, such as `sparkonce.observe.OpenTelemetry`.
+        telemetry: metrics, traces and lineage: from `sparkonce.observe`, also several in a list.
 
     Raises:
         ConfigurationError: a setting cannot work.
@@ -109,7 +109,7 @@ class ExactlyOnce:
         commit_timeout_s: float = 600.0,
         retain: int = 10_000,
         driver_rows: int = DEFAULT_ROWS,
-        telemetry: Telemetry | None = None,
+        telemetry: Telemetry | Sequence[Telemetry] | None = None,
     ) -> None:
         settings = Settings(
             name=name,
@@ -122,7 +122,7 @@ class ExactlyOnce:
             commit_timeout_s=commit_timeout_s,
             retain=retain,
             driver_rows=driver_rows,
-            telemetry=telemetry,
+            telemetry=as_one(telemetry),
         )
         # The log in the checkpoint is opened as soon as a query shows where its checkpoint is.
         opened = None if settings.is_log_in_checkpoint else open_log(log)

@@ -33,6 +33,7 @@ from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.spark_hooks.aggregates import check_aggregates
 from sparkonce.spark_hooks.batch import Learned, SparkBatch
+from sparkonce.spark_hooks.describing import facts_of
 from sparkonce.spark_hooks.entering import CheckpointEntrance
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.settings import Settings
@@ -205,6 +206,9 @@ class Run:
             check_aggregates(self.query.files, self.query.executed_plan, self._settings.adopt)
             patiently(batch.validate, self.pipeline.name, lambda: self.query.is_active)
             self._is_validated = True
+            if self._settings.telemetry is not None:
+                facts = facts_of(self.query, self._settings, batch.schemas)
+                self._settings.telemetry.describe(self.pipeline.name, facts)
 
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 

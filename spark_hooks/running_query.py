@@ -13,10 +13,11 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.observing import Source
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, checkpoint_folder
 from sparkonce.spark_hooks.query import CheckpointedQuery, RunId
 from sparkonce.txn_log import TransactionLog, checkpoint_log
@@ -30,6 +31,7 @@ _ENDING_S = 0.1
 _ENDING_LOOKS = 20
 """A thread that Spark reports as ended may still have its last steps to do."""
 
+_SERVERS = "kafka.bootstrap.servers"
 _LOCATION = "spark.sql.streaming.checkpointLocation"
 _TEMPORARY = "temporary-"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -206,6 +208,17 @@ class RunningQuery(CheckpointedQuery):
                     distinct.append(source)
                 self._sources.append(str(distinct.index(source)))
         return self._sources[int(use)] if self._sources else None
+
+    def described_sources(self) -> list[Source]:
+        """The sources, in the order of their offsets; empty before Spark has created them."""
+        sources, servers = self._query.sources(), {}
+        leaves = self._query.logicalPlan().collectLeaves()
+        for n in range(leaves.size()):
+            with contextlib.suppress(Py4JError):  # an older kind of source has no such members
+                leaf = leaves.apply(n)
+                servers[leaf.stream()] = leaf.relation().options().get(_SERVERS)
+        found = (sources.apply(n) for n in range(sources.size()))
+        return [Source(str(source.toString()), servers.get(source)) for source in found]
 
     # -- its checkpoint ----------------------------------------------------------------------------
 

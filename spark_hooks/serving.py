@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.protocol.pipeline import Checkpoint, Pipeline
+from sparkonce.spark_hooks.describing import facts_of
 from sparkonce.spark_hooks.lifecycle import commit_at_exit
 from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunningQuery
@@ -86,6 +87,8 @@ class Serving:
         self.check_serves(query)
         if self.settings.telemetry is not None:
             self.settings.telemetry.follow(self.settings.name, *query.run)
+            facts = facts_of(query, self.settings)
+            self.settings.telemetry.describe(self.settings.name, facts)
         # Opened again: the folder may be a new one of the same name.
         self.log = query.open_log() if self.settings.is_log_in_checkpoint else self.opened_log
         return Run(self.settings, query, self.pipeline(query), self.lock)

@@ -81,7 +81,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         pytest.param(crash_points(["sqlite", "http"]), id="all", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("front", ["foreachBatch", "format"])
+@pytest.mark.parametrize("front", [pytest.param("foreachBatch", marks=pytest.mark.slow), "format"])
 def test_staged_and_idempotent_sink_in_one_pipeline(
     shop: Shop, tmp_path: Path, kills: Sequence[Kill], front: Front
 ) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from sparkonce.datasets import Dataset
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.capabilities import NamesDatasets
 from sparkonce.sinks.delta.checking import add_columns, check_table, create, diagnose
 from sparkonce.sinks.delta.places import Place
 from sparkonce.sinks.delta.table import DeltaVersion
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.base import Transform
 
 
-class DeltaSink(LakehouseSink):
+class DeltaSink(LakehouseSink, NamesDatasets):
     """Appends each batch to a Delta Lake table, in one version.
 
     Readers of every engine get whole batches. Other writers, OPTIMIZE, VACUUM with its default
@@ -75,6 +77,9 @@ class DeltaSink(LakehouseSink):
     @property
     def target(self) -> str:
         return f"Delta table {self._place.uri}"
+
+    def dataset(self) -> Dataset:
+        return Dataset.at(self._place.uri)
 
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(self._place, self.target, creates=self._create is not None)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pyiceberg.exceptions import NoSuchTableError
 
+from sparkonce.datasets import Dataset
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding
 from sparkonce.sinks.base import Transform
+from sparkonce.sinks.capabilities import NamesDatasets
 from sparkonce.sinks.iceberg.checking import add_columns, begin, check_table, create, diagnose
 from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.iceberg.tables import Tables
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class IcebergSink(LakehouseSink):
+class IcebergSink(LakehouseSink, NamesDatasets):
     """Appends each batch to an Apache Iceberg table, in one snapshot.
 
     Readers of every engine get whole batches. Other writers, compaction, expiry of snapshots and
@@ -80,6 +82,9 @@ class IcebergSink(LakehouseSink):
     @property
     def target(self) -> str:
         return f"Iceberg table {self._tables.identifier} in catalog {self._tables.name}"
+
+    def dataset(self) -> Dataset:
+        return self._tables.dataset()
 
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(self._tables, self.target, creates=self._create is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.catalog import load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+from sparkonce.datasets import Dataset, without_secrets
 from sparkonce.sinks.lakehouse.storage import Storage
 
 if TYPE_CHECKING:
@@ -60,6 +62,17 @@ class Tables:
             NoSuchTableError: there is no such table.
         """
         return self.catalog.load_table(self.identifier)
+
+    def dataset(self) -> Dataset:
+        """The table's location, and its name in the catalog, over a connection of its own.
+
+        Raises:
+            Exception: the catalog does not respond, or has no such table.
+        """
+        with contextlib.closing(Tables(self._settings, self.identifier)) as own:
+            location, properties = own.load().location(), own.catalog.properties
+        place = properties.get("warehouse") or properties.get("uri") or self.name
+        return Dataset.at(location, Dataset(without_secrets(place), self.identifier))
 
     def close(self) -> None:
         with self._lock:

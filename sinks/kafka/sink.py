@@ -13,6 +13,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
+from sparkonce.datasets import Dataset
 from sparkonce.errors import ConfigurationError, PrepareRejectedError, SparkOnceError
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, Owner
@@ -24,6 +25,7 @@ from sparkonce.sinks.capabilities import (
     CommitsMany,
     Diagnoses,
     FindsBranches,
+    NamesDatasets,
     Votes,
 )
 from sparkonce.sinks.kafka.branch import KafkaBranch
@@ -57,6 +59,7 @@ class KafkaSink(
     AbortsDecided,
     FindsBranches,
     Diagnoses,
+    NamesDatasets,
 ):
     """Writes rows to Kafka topics; visible to consumers with ``isolation.level=read_committed``.
 
@@ -245,6 +248,10 @@ class KafkaSink(
     def diagnose(self) -> Iterable[Finding]:
         look = self._validation.look
         return diagnose(self._finisher, self._topic, self.where, look, self._timeout_ms)
+
+    def dataset(self) -> Dataset:
+        # Rows that name their topics may go to any.
+        return Dataset.of_topic(self._settings.bootstrap_servers, self._topic or "*")
 
     def close(self) -> None:
         self._finisher.close()

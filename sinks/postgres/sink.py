@@ -51,6 +51,7 @@ from sparkonce.sinks.postgres.merging.held import HeldMerges
 from sparkonce.sinks.postgres.merging.merge import Merge
 from sparkonce.sinks.postgres.merging.preparing import prepare
 from sparkonce.sinks.postgres.merging.work import MergeWork
+from sparkonce.sinks.postgres.naming import NamesTable
 from sparkonce.sinks.postgres.server.advice import is_transient, next_step
 from sparkonce.sinks.postgres.server.connections import Address, Pool
 from sparkonce.sinks.postgres.server.identity import Server, warn_of_publications
@@ -84,6 +85,7 @@ class PostgresSink(
     FindsBranches,
     TakesBack,
     Diagnoses,
+    NamesTable,
 ):
     """Writes each batch into a Postgres table; with the default `load=` readers see whole batches.
 

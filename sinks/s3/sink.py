@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 
+from sparkonce.datasets import Dataset
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
@@ -31,6 +32,7 @@ from sparkonce.sinks.capabilities import (
     Delivered,
     Diagnoses,
     FindsBranches,
+    NamesDatasets,
     TakesBack,
     Visible,
 )
@@ -57,6 +59,7 @@ class S3Sink(
     TakesBack,
     ChecksLog,
     Diagnoses,
+    NamesDatasets,
 ):
     """Writes files into an S3 bucket: one for each Spark task and folder of a batch.
 
@@ -147,6 +150,9 @@ class S3Sink(
     @property
     def target(self) -> str:
         return str(self._place)
+
+    def dataset(self) -> Dataset:
+        return Dataset.at(str(self._place))
 
     # -- on the executors ----------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
-"""Follow the protocol from outside: metrics, traces, a page.
+"""Follow the protocol from outside: metrics, traces, lineage, a page.
 
     step ─► Shown.started, .ended ─► Courier: bounded queue ─► a thread ─► observer.on_step(…)
 
 An observer runs in a thread of its own, fed by a queue. So an observer that raises or blocks harms
 nothing: its errors are logged, and what does not fit into the queue is dropped and counted.
-`Telemetry` is what a pipeline may have of its own: see `sparkonce.observe`.
+`Telemetry` is what a pipeline may have of its own, also several at once: see `sparkonce.observe`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from enum import StrEnum
 from queue import Full, Queue
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from sparkonce import steps
+from sparkonce.datasets import Dataset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 logger = logging.getLogger("sparkonce")
 
@@ -71,8 +76,50 @@ class Seconds(NamedTuple):
     tasks: tuple[float, ...]
 
 
+class Source(NamedTuple):
+    """A source of the query.
+
+    Attributes:
+        text: as Spark describes it, such as ``FileStreamSource[file:/data/orders]``.
+        servers: Kafka's bootstrap servers; None where they are not known.
+    """
+
+    text: str
+    servers: str | None = None
+
+
+class Output(NamedTuple):
+    """A sink of the pipeline.
+
+    Attributes:
+        dataset: asks for its name in lineage; it may wait for a server, and raise.
+        default: its name where that fails.
+        schema: of the rows that it gets; None before the sinks are validated.
+        is_current: whether it gets rows; False where the pipeline had it before.
+    """
+
+    dataset: Callable[[], Dataset]
+    default: Dataset
+    schema: pa.Schema | None = None
+    is_current: bool = True
+
+
+class Facts(NamedTuple):
+    """What a query reads and writes. The functions may wait, so no batch calls them.
+
+    Attributes:
+        outputs: by the sink's name.
+        sources: in the order of their offsets; empty before Spark has created them.
+        offsets: of a batch, by its id, as Spark's checkpoint has them; None where it has none.
+    """
+
+    outputs: Mapping[str, Output]
+    sources: Callable[[], Sequence[Source]]
+    offsets: Callable[[int], tuple[str, ...] | None]
+
+
 class Telemetry(Protocol):
-    """Metrics and traces of a pipeline. No method raises, and none waits for a collector."""
+    """Metrics, traces or lineage of a pipeline. No method raises, and none waits for a server."""
 
     def follow(self, pipeline: str, query_id: str, run_id: str) -> None:
         """Follow the pipeline in this process from now on; called when a run of its query begins.
@@ -83,6 +130,9 @@ class Telemetry(Protocol):
             run_id: Spark's id of the run.
         """
 
+    def describe(self, pipeline: str, facts: Facts) -> None:
+        """Take note of what the query reads and writes: at each start, and with its schemas."""
+
     def for_tasks(self, pipeline: str, batch_id: int) -> AbstractContextManager[object] | None:
         """What the tasks of the batch enter while they write; it is pickled to them."""
 
@@ -91,6 +141,59 @@ class Telemetry(Protocol):
 
     def flush(self) -> None:
         """Send what waits, for a short time at most."""
+
+
+@dataclass
+class _EnterAll:
+    """Enters several contexts, in a task; it is pickled to there."""
+
+    contexts: Sequence[AbstractContextManager[object]]
+    _entered: ExitStack | None = field(default=None, init=False)
+
+    def __enter__(self) -> None:
+        self._entered = ExitStack()
+        for context in self.contexts:
+            self._entered.enter_context(context)
+
+    def __exit__(self, *error: object) -> None:
+        if self._entered is not None:
+            self._entered.__exit__(*error)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Several:
+    """Several kinds of telemetry as one; see `Telemetry`."""
+
+    each: tuple[Telemetry, ...]
+
+    def follow(self, pipeline: str, query_id: str, run_id: str) -> None:
+        for one in self.each:
+            one.follow(pipeline, query_id, run_id)
+
+    def describe(self, pipeline: str, facts: Facts) -> None:
+        for one in self.each:
+            one.describe(pipeline, facts)
+
+    def for_tasks(self, pipeline: str, batch_id: int) -> AbstractContextManager[object] | None:
+        found = [one.for_tasks(pipeline, batch_id) for one in self.each]
+        contexts = [context for context in found if context is not None]
+        return _EnterAll(contexts) if contexts else None
+
+    def tasks_ended(self, pipeline: str, seconds: Iterable[Seconds]) -> None:
+        taken = tuple(seconds)
+        for one in self.each:
+            one.tasks_ended(pipeline, taken)
+
+    def flush(self) -> None:
+        for one in self.each:
+            one.flush()
+
+
+def as_one(telemetry: Telemetry | Sequence[Telemetry] | None) -> Telemetry | None:
+    """What ``telemetry=`` was given, as one object; None if that is nothing."""
+    if not isinstance(telemetry, Sequence):
+        return telemetry
+    return Several(tuple(telemetry)) if telemetry else None
 
 
 class Seen(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from sparkonce import ExactlyOnce
-from sparkonce.observe import OpenTelemetry
+from sparkonce.observe import OpenLineage, OpenTelemetry
 from sparkonce.sinks import (
     DeltaSink,
     FileSink,
@@ -40,6 +40,7 @@ CLASSES: Final[tuple[type, ...]] = (
     IcebergSink,
     IdempotentSink,
     KafkaSink,
+    OpenLineage,
     OpenTelemetry,
     PostgresSink,
     S3Connection,

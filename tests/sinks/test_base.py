@@ -359,7 +359,7 @@ def test_every_optional_verb_has_its_mixin_and_a_default() -> None:
     mixins = [
         m for m in vars(capabilities).values() if isinstance(m, type) and m.__bases__ == (ABC,)
     ]
-    assert len(mixins) == 11
+    assert len(mixins) == 12
     for mixin in mixins:
         for verb in mixin.__abstractmethods__:  # type: ignore[attr-defined]
             with pytest.raises(ProtocolError, match=f"is no {mixin.__name__}"):

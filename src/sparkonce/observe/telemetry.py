@@ -7,16 +7,16 @@ steps ─┬─► queue ─► thread ─► `Metrics` ─► the meter
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from sparkonce import steps
 from sparkonce.errors import ConfigurationError
-from sparkonce.observing import Courier, Seconds, Shown
+from sparkonce.observe.harmless import harmless
+from sparkonce.observing import Courier, Facts, Seconds, Shown
 from sparkonce.once import forget, once
 
 if TYPE_CHECKING:
@@ -30,25 +30,6 @@ logger = logging.getLogger("sparkonce")
 
 _FLUSH_S: Final = 1.0
 """How long the end of a pipeline waits for each queue; for the exporters, twice as long."""
-
-Arguments = ParamSpec("Arguments")
-ResultT = TypeVar("ResultT")
-
-
-def _harmless(
-    method: Callable[Arguments, ResultT],
-) -> Callable[Arguments, ResultT | None]:
-    """Log what the method raises: telemetry stops no batch."""
-
-    @functools.wraps(method)
-    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> ResultT | None:
-        try:
-            return method(*args, **kwargs)
-        except Exception:
-            logger.warning("telemetry failed; the pipeline goes on", exc_info=True)
-            return None
-
-    return call
 
 
 @dataclass(frozen=True)
@@ -83,24 +64,27 @@ class OpenTelemetry:
                 f"OpenTelemetry needs {error.name!r}: pip install 'sparkonce[otel]'"
             ) from error
 
-    @_harmless
+    @harmless
     def follow(self, pipeline: str, query_id: str, run_id: str) -> None:
         """See `sparkonce.observing.Telemetry`."""
         once(_Observers, self).follow(pipeline, query_id, run_id)
 
-    @_harmless
+    def describe(self, pipeline: str, facts: Facts) -> None:
+        """Metrics and traces need none of it."""
+
+    @harmless
     def for_tasks(self, pipeline: str, batch_id: int) -> AbstractContextManager[object] | None:
         """See `sparkonce.observing.Telemetry`."""
         del batch_id
         spans = once(_Observers, self).spans
         return None if spans is None else spans.for_tasks(pipeline)
 
-    @_harmless
+    @harmless
     def tasks_ended(self, pipeline: str, seconds: Iterable[Seconds]) -> None:
         """See `sparkonce.observing.Telemetry`."""
         once(_Observers, self).tasks_ended(pipeline, seconds)
 
-    @_harmless
+    @harmless
     def flush(self) -> None:
         """See `sparkonce.observing.Telemetry`."""
         once(_Observers, self).flush()

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from errno import EACCES, EEXIST, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import IO, BinaryIO, Final, TypeVar
 
 from sparkonce.errors import (
     ConfigurationError,
@@ -213,3 +213,20 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def close_durably(file: IO[bytes], folder: Path) -> None:
+    """Close a new file of `folder`, and make its bytes and its name durable."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    fsync_folder(folder)
+
+
+def is_there(path: Path) -> bool:
+    """Whether the file exists. `Path.exists` would take any error for "no" (Python 3.14)."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
