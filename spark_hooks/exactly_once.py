@@ -29,6 +29,7 @@ from sparkonce.spark_hooks.lifecycle import call_at_exit
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.serving import Serving
 from sparkonce.spark_hooks.settings import Settings
+from sparkonce.spark_hooks.shown import in_html, in_text
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS
 from sparkonce.spark_hooks.starts import Starts
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
@@ -126,13 +127,11 @@ class ExactlyOnce:
         )
         # The log in the checkpoint is opened as soon as a query shows where its checkpoint is.
         opened = None if settings.is_log_in_checkpoint else open_log(log)
-        self._serving = Serving(settings, opened)
-        self._gate = Gate(self._serving)
-        self._starts = Starts(
-            settings, opened, self._serving.may_serve, self._serving.recover_at_start
-        )
+        self._serving = serving = Serving(settings, opened)
+        self._gate = Gate(serving)
+        self._starts = Starts(settings, opened, serving.may_serve, serving.recover_at_start)
         if commit == "after_checkpoint":
-            call_at_exit(self._serving.commit_at_exit)
+            call_at_exit(serving.commit_at_exit)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Deliver one micro-batch.
@@ -300,5 +299,7 @@ class ExactlyOnce:
         self.close()
 
     def __repr__(self) -> str:
-        log = IN_CHECKPOINT if (opened := self._serving.log) is None else opened.address
-        return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {log}>"
+        return in_text(self.settings, self._serving.log)
+
+    def _repr_html_(self) -> str:
+        return in_html(self.settings, self._serving.log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from threading import Event
 from typing import TypeVar
 
@@ -61,7 +62,7 @@ def _submitted(
     Python refuses new work for pools after the end of a script, while a query may still run.
     """
     try:
-        return pool.submit(action, item)
+        return pool.submit(copy_context().run, action, item)  # so logs know the step
     except RuntimeError as error:
         if "shutdown" not in str(error):
             raise

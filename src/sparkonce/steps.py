@@ -238,10 +238,10 @@ class step:  # noqa: N801 - reads as a phrase in a with statement
         trace: TracebackType | None,
     ) -> None:
         self.seconds = time.monotonic() - self._began
-        for hook in _hooks:
-            hook.ended(self, error)
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s %s after %.3f s", self, "failed" if error else "done", self.seconds)
+        for hook in _hooks:
+            hook.ended(self, error)
         if error is None and failpoints.handler is not None:
             self._reach("after")
 

@@ -12,6 +12,7 @@ exporters have threads of their own.
 """
 
 from sparkonce.observe.lineage import OpenLineage
+from sparkonce.observe.logs import StepFields
 from sparkonce.observe.telemetry import OpenTelemetry
 
-__all__ = ["OpenLineage", "OpenTelemetry"]
+__all__ = ["OpenLineage", "OpenTelemetry", "StepFields"]
