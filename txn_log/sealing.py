@@ -1,6 +1,7 @@
 """The form of what the transaction log stores: versioned JSON with a checksum over its body.
 
     {"v": 2, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
+    {"v": 2, "zlib": "eNrtfQlz3Ma17l…", "sha256": "…"}    where the body is long: many branches
 
 A record that differs from what was written raises `LogCorruptError`; sparkonce never guesses what
 it said.
@@ -8,10 +9,12 @@ it said.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import zlib
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sparkonce.errors import LogCorruptError
 
@@ -21,10 +24,17 @@ still be read."""
 
 _READABLE = range(1, FORMAT_VERSION + 1)
 
+_LONG: Final = 64 * 1024
+"""Characters of JSON from which on a body is compressed: about 150 branches."""
+
 
 def seal(body: Mapping[str, Any], version: int = FORMAT_VERSION) -> str:
     """Encode `body` with its version and checksum."""
-    return json.dumps({"v": version, "body": body, "sha256": _checksum(body)})
+    text = json.dumps(body)
+    content = f'"body": {text}'
+    if len(text) >= _LONG:
+        content = f'"zlib": "{base64.b64encode(zlib.compress(text.encode(), 1)).decode()}"'
+    return f'{{"v": {version}, {content}, "sha256": "{_checksum(body)}"}}'
 
 
 def unseal(
@@ -51,8 +61,10 @@ def unseal(
             raise LogCorruptError(
                 f"{where} has format {version}, which this sparkonce cannot read: use a newer one"
             )
+        if (packed := outer.get("zlib")) is not None:
+            outer["body"] = json.loads(zlib.decompress(base64.b64decode(packed)))
         body, checksum = outer["body"], outer["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise LogCorruptError(f"{where} is not a whole record; {fix}") from error
     if checksum != _checksum(body):
         raise LogCorruptError(f"{where} was changed after it was written; {fix}")

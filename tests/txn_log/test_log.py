@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -17,7 +20,7 @@ from sparkonce.errors import (
     LogCorruptError,
     LogUnavailableError,
 )
-from sparkonce.model import Owner
+from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.testing.log_cases import QUERY, claim, part, record
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog, open_log
@@ -235,6 +238,37 @@ def test_record_of_a_newer_format_is_not_called_torn() -> None:
             TransactionRecord.decode(torn, "it")
 
 
+def test_record_of_many_branches_is_compressed() -> None:
+    """2,000 tasks with three sinks, which would take 3 MB; a damaged byte is seen as ever."""
+    incarnation = Incarnation("orders", Owner("0123456789abcdef", QUERY), 3)
+    one = record(incarnation, 7)
+    shares = {}
+    for sink in ("kafka", "postgres", "s3"):
+        ids = [BranchId(incarnation.owner, 7, 3, sink, 0, n) for n in range(2000)]
+        parts = tuple(replace(part(n), partition=n, branch=i.name) for n, i in enumerate(ids))
+        shares[sink] = Share(sink, parts, tuple(Committable(i, {"id": i.name}) for i in ids))
+    many = replace(one, shares=shares)
+    text = many.encode()
+    assert len(text) < 1_000_000
+    assert TransactionRecord.decode(text, "it") == many
+    assert '"body"' in one.encode()
+    start = text.index('"zlib"')
+    for damaged in (
+        text[:-100],
+        text[: start + 5000] + ("A" if text[start + 5000] != "A" else "B") + text[start + 5001 :],
+        text.replace(json.loads(text)["zlib"], "eAE="),
+        text.replace(json.loads(text)["zlib"], json.loads(packed(one))["zlib"]),
+    ):
+        with pytest.raises(LogCorruptError, match="restore"):
+            TransactionRecord.decode(damaged, "it")
+
+
+def packed(found: TransactionRecord) -> str:
+    """The record in its compressed form, though it is short."""
+    body = json.dumps(found.to_json()).encode()
+    return json.dumps({"v": 2, "zlib": base64.b64encode(zlib.compress(body)).decode()})
+
+
 def test_fingerprints_add_up_modulo_2_to_the_64() -> None:
     parts = (part(1), part(2))
     assert parts[0].content + parts[1].content == Fingerprint("sum/1", 3, 2**64 - 3)
@@ -248,7 +282,11 @@ def test_unknown_address_says_what_is_expected() -> None:
         open_log("redis://localhost")
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("record-*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(GOLDEN.glob("record-*.json")), *sorted(GOLDEN.glob("packed-*.json"))],
+    ids=lambda p: p.stem,
+)
 def test_record_of_an_older_version_is_read(path: Path) -> None:
     """Every version that was ever written means the same today."""
     incarnation = Incarnation("orders", Owner("0123456789abcdef", QUERY), 3)
@@ -294,6 +332,6 @@ def test_head_of_an_older_version_is_read(path: Path) -> None:
 
 def test_every_version_has_its_golden_file() -> None:
     """Whoever changes the format adds what it wrote until then."""
-    for kind, first in {"record": 1, "head": 1, "settled": 2}.items():
+    for kind, first in {"record": 1, "head": 1, "settled": 2, "packed": 2}.items():
         versions = {int(path.stem.rpartition("v")[2]) for path in GOLDEN.glob(f"{kind}-*.json")}
         assert versions == set(range(first, FORMAT_VERSION + 1))
