@@ -316,14 +316,25 @@ def test_start_before_the_restore_has_ended_is_refused(spark: SparkSession, tmp_
     [s if s in LIVE else pytest.param(s, marks=pytest.mark.slow) for s in STORES],
 )
 @pytest.mark.parametrize(
-    "copies", [3, pytest.param(200, marks=pytest.mark.slow, id="many")], ids=str
+    ("runs", "copies"), [(1, 3), pytest.param(10, 20, marks=pytest.mark.slow)], ids=str
 )
 def test_savepoints_of_a_running_query(
-    spark: SparkSession, tmp_path: Path, states: Callable[[str], None], store: str, copies: int
+    spark: SparkSession,
+    tmp_path: Path,
+    states: Callable[[str], None],
+    store: str,
+    runs: int,
+    copies: int,
 ) -> None:
     """Taken while Spark writes and purges: each is restored, and continues as the query did."""
     states(store)
-    story = Story(spark, tmp_path, aggregated)
+    for n in range(runs):
+        (tmp_path / str(n)).mkdir()
+        copy_while_it_runs(Story(spark, tmp_path / str(n), aggregated), copies)
+
+
+def copy_while_it_runs(story: Story, copies: int) -> None:
+    """Run the query until it has so many savepoints, of different batches; then fork each."""
     job = story.job
     job.add(*rows(0))
     pipeline = job.pipeline()

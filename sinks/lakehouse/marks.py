@@ -75,11 +75,17 @@ class Marks:
             self.write(branch_id)
 
     def read(self, branch_id: BranchId) -> Mark | None:
-        """What the mark says; None if there is none."""
+        """What the mark says; None if there is none.
+
+        A torn mark is that of a writer that was killed, or found the disk full: it came to nothing
+        that the mark stands for.
+        """
         try:
             return Mark(**json.loads(self.storage.read(self.path(branch_id))))
         except FileNotFoundError:
             return None
+        except ValueError:
+            return Mark(self.table, self.data(branch_id))
 
     def remove(self, branch_id: BranchId) -> None:
         self.storage.remove(self.path(branch_id))

@@ -524,6 +524,24 @@ def test_task_writes_its_mark_again_if_it_is_gone(lake: Lake) -> None:
         assert (mark.stat().st_mtime == 1) is not is_swept
 
 
+@pytest.mark.parametrize("length", [0, 40])
+def test_mark_is_torn(lake: Lake, length: int) -> None:
+    """Its writer was killed, or the disk was full: nothing that it stands for was written yet."""
+    lake.create()
+    sink = lake.sink()
+    begun = sink.beginTransaction(branch(1, 7))
+    task(sink, branch(1, 0), rows(1))
+    folder = Path(lake.uri, "_sparkonce")
+    whole = (folder / f"{begun.branch_id}mark").read_text()
+    for torn in (begun.branch_id, of_driver(branch(1))):  # of a task, and of the batch
+        (folder / f"{torn}mark").write_text(whole[:length])
+    found = list(sink.find_branches(branch().owner))
+    assert len(found) == 3
+    for each in found:
+        sink.abort(each)
+    assert (lake.ids(), lake.left_over(), lake.data()) == ([], [], [])
+
+
 def test_commit_removes_the_marks_of_its_tasks_only(lake: Lake) -> None:
     lake.create()
     sink = lake.sink()

@@ -325,6 +325,24 @@ def test_something_prepared_is_gone(lake: Lake, what: str) -> None:
     assert '"t3.p0":"1"' in "".join(lake.table().properties.values())
 
 
+@pytest.mark.parametrize("length", [0, 40])
+def test_mark_is_torn(lake: Lake, length: int) -> None:
+    """Its writer was killed, or the disk was full: nothing that it stands for was written yet."""
+    lake.create()
+    sink = lake.sink()
+    begun = sink.beginTransaction(branch(1, 7))
+    task(sink, branch(1, 0), rows(1))
+    (path,) = lake.folder.rglob(f"{begun.branch_id}mark")
+    whole = path.read_text()
+    for torn in (begun.branch_id, replace(branch(1), attempt=DRIVER_ATTEMPT)):
+        (path.parent / f"{torn}mark").write_text(whole[:length])
+    found = list(sink.find_branches(branch().owner))
+    assert len(found) == 3
+    for each in found:
+        sink.abort(each)
+    assert (lake.ids(), lake.marks(), lake.data()) == ([], [], [])
+
+
 def test_zombie_cannot_commit_what_was_called_lost(lake: Lake, intruder: Intruder) -> None:
     lake.create()
     zombie, sink = lake.sink(), lake.sink()
