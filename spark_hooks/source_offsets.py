@@ -41,9 +41,12 @@ def shown_offsets(
     text = checkpoint.read(f"offsets/{batch_id}")
     if text is None or "\n" not in text:
         return None
-    shown = [
-        (use, _with_files(checkpoint, use, offset, source_of)) for use, offset in uses_in(text)
-    ]
+    try:
+        shown = [
+            (use, _with_files(checkpoint, use, offset, source_of)) for use, offset in uses_in(text)
+        ]
+    except ValueError:
+        return None  # torn
     known = [(use, offset) for use, offset in shown if offset is not None]
     if len(known) < len(shown):
         return None
@@ -52,7 +55,11 @@ def shown_offsets(
 
 
 def uses_in(offsets: str) -> list[tuple[str, str]]:
-    """Each use of a source in the text of offsets/N: its number or its name, and its offset."""
+    """Each use of a source in the text of offsets/N: its number or its name, and its offset.
+
+    Raises:
+        ValueError: the text is torn.
+    """
     version, _, *lines = offsets.splitlines()
     if version == "v1":
         return [(str(number), line) for number, line in enumerate(lines)]

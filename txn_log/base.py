@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sparkonce.errors import ConfigurationError, LogCorruptError
 from sparkonce.finding import Finding, Level
@@ -30,6 +30,8 @@ from sparkonce.txn_log.settlement import Settlement
 __all__ = ["ResultT", "Store", "TransactionLog", "no_log"]
 
 ResultT = TypeVar("ResultT")
+
+_HIGHEST_BATCH: Final = 2**63 - 1
 
 
 class TransactionLog(ABC):
@@ -93,6 +95,8 @@ class TransactionLog(ABC):
 
     def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
         """The record of the batch; None if the batch is not known."""
+        if not 0 <= transaction_id.batch_id <= _HIGHEST_BATCH:
+            return None
         return self._read(lambda store: store.find(transaction_id))
 
     def newest(self, pipeline: str, query_id: str) -> TransactionRecord | None:

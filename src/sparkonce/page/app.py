@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from http import HTTPStatus
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,6 +24,9 @@ from sparkonce.words import age, counted, until, when
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+
+_LONGEST_SEARCH: Final = 1_000
 
 
 def make_app(source: Source, token: str | None = None) -> Starlette:
@@ -94,7 +97,8 @@ class _Pages:
         return self._show("batch.html", found)
 
     def search(self, request: Request) -> Response:
-        name, text = self._name(request), request.query_params.get("q", "").strip()
+        name = self._name(request)
+        text = request.query_params.get("q", "").strip()[:_LONGEST_SEARCH]
         query_id, before = request.query_params.get("query"), _number(request, "before")
         found = views.search_page(self._source, name, text, query_id, before)
         return self._show("search.html", {**found, "name": name, "text": text})
