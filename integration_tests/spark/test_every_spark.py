@@ -34,6 +34,7 @@ def test_older_spark(version: str, tmp_path: Path) -> None:
     assert said.stdout.strip() == version
     log = tmp_path / "pytest.log"
     command = [sys.executable, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", *SUITES]
+    command += ["--numprocesses=2", "--dist=worksteal"]
     # PySpark's own sockets: before 4.1 it does not close those of `collect` and `toArrow`.
     command += ["-W", "ignore::pytest.PytestUnraisableExceptionWarning"]
     with log.open("w") as output:
