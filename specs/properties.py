@@ -41,7 +41,7 @@ def agreement(m: Model, s: State, step: str, t: State) -> str | None:
             how = t.how(branch)
             if record.state == COMPLETE and how not in {VISIBLE, TWICE}:
                 return f"{record.batch} is complete, and {branch} is {how}"
-            if record.state == DECIDED and how == ABORTED and _was(s, branch) == PREPARED:
+            if record.state == DECIDED and how == ABORTED and s.how(branch) == PREPARED:
                 return f"{branch} is aborted, and a decision names it"
     return None
 
@@ -117,7 +117,10 @@ def at_least_once(m: Model, s: State, step: str, t: State) -> str | None:
 
 
 def fencing(m: Model, s: State, step: str, t: State) -> str | None:
-    """I6: a driver that was replaced writes nothing to its log, and aborts nothing younger."""
+    """I6: a driver that was replaced writes nothing to its log, and aborts nothing younger.
+
+    It may end what an operator has ruled out: any driver does.
+    """
     if not step.startswith("d") or " " not in step or not step[1].isdigit():
         return None
     me = s.drivers[int(step[1])]
@@ -126,8 +129,10 @@ def fencing(m: Model, s: State, step: str, t: State) -> str | None:
             return f"{step}, with token {me.token}, writes to a log with token {before.token}"
         if before.token != after.token and me.seen != before.token:
             return f"{step}, and fences a driver that began after it looked"
+    ruled = {name for r in records(s) for name in r.names if name.sink in r.ruled}
     for branch, how in t.branches - s.branches:
-        if how == ABORTED and branch.token > me.token and len(s.logs) == 1:
+        is_younger = branch.token > me.token and branch not in ruled
+        if how == ABORTED and is_younger and len(s.logs) == 1:
             return f"{step}, and {branch} is younger than token {me.token}"
     return None
 
@@ -135,8 +140,8 @@ def fencing(m: Model, s: State, step: str, t: State) -> str | None:
 def continuity(m: Model, s: State, step: str, t: State) -> str | None:
     """I7: what was aborted never becomes visible, and no decision names it."""
     for branch, how in t.branches - s.branches:
-        if how in {VISIBLE, TWICE} and _was(s, branch) in {ABORTED, LOST, None}:
-            return f"{branch} was {_was(s, branch)}, and is visible"
+        if how in {VISIBLE, TWICE} and s.how(branch) in {ABORTED, LOST, None}:
+            return f"{branch} was {s.how(branch)}, and is visible"
     for record in _changed(s, t):
         was = _old(s, t, record)
         if record.state == DECIDED and (was is None or was.state != DECIDED):
@@ -176,10 +181,6 @@ def broken(m: Model, s: State, step: str, t: State) -> list[str]:
 
 
 # -- shared ------------------------------------------------------------------------------------
-
-
-def _was(s: State, branch: Branch) -> str | None:
-    return s.how(branch)
 
 
 def _decided(s: State) -> set[Branch]:

@@ -138,7 +138,7 @@ def find(m: Model, s: State, d: int) -> Steps:
     me = s.drivers[d]
     record = s.logs[me.log].records[me.batch]
     s = s.move(d, record=record, way="deliver")
-    if record is None or record.state == ABANDONED or not m.has("the log is asked first"):
+    if record is None or record.state == ABANDONED:
         yield "find", s.move(d, at="prepare", record=None, made=(), todo=m.all_sinks, attempts=0)
     elif record.state == PREPARED or record.token > me.token:
         yield from _fenced(s, d)
@@ -333,7 +333,9 @@ def names(m: Model, s: State, d: int) -> Steps:
     if m.any_share or any(orphans(m, after, d, sink) for sink in m.all_sinks):
         yield "names", after
     else:
-        yield "names, nothing to sweep", _after_sweep(m, after, d)
+        yield "names, nothing to sweep", leave_sweep(m, after, d)
+        return
+    yield "the log is not read, and the sweep fails", leave_sweep(m, after, d)
 
 
 def orphans(m: Model, s: State, d: int, sink: int) -> list[Branch]:
@@ -362,12 +364,12 @@ def sweep(m: Model, s: State, d: int) -> Steps:
         todo = me.todo - {sink}
         for name, swept in ((f"sweep {sink}", after), (f"sweep {sink} fails", s)):
             left = swept.move(d, todo=todo)
-            yield name, left if todo else _after_sweep(m, left, d)
+            yield name, left if todo else leave_sweep(m, left, d)
             if after is s:
                 break
 
 
-def _after_sweep(m: Model, s: State, d: int) -> State:
+def leave_sweep(m: Model, s: State, d: int) -> State:
     me = s.drivers[d]
     s = s.move(d, named=frozenset(), todo=me.rest, rest=frozenset())
     if me.way.endswith("again"):
@@ -398,7 +400,7 @@ def spark_commits(m: Model, s: State, d: int) -> Steps:
     after = s._replace(committed=me.batch)
     if me.record is not None:
         yield "Spark commits", after.move(d, at="fate", way="pending")
-        if not m.has("the next batch waits for the decision") and me.batch + 1 < m.batches:
+        if not m.has("one undecided batch") and me.batch + 1 < m.batches:
             yield "Spark commits", after.move(d, at="find", batch=me.batch + 1, record=None)
     elif me.batch + 1 < m.batches:
         yield "Spark commits", after.move(d, at="find", batch=me.batch + 1)
