@@ -38,7 +38,10 @@ MODELS: Final[Mapping[str, Model]] = {
     "late writes": Model(policies=IMMEDIATE, batches=1, faults=(("late", 1),)),
     "late writes, after_checkpoint": Model(policies=AFTER, batches=1, faults=(("late", 1),)),
     "rulings": Model(
-        policies=IMMEDIATE, batches=1, faults=(("ruling", 1), ("unsure", 1), ("loss", 1))
+        policies=IMMEDIATE,
+        batches=1,
+        sinks=1,
+        faults=(("ruling", 1), ("unsure", 1), ("loss", 1)),
     ),
 }
 """Two drivers and two sinks each. The whole protocol has three batches; a kind of fault has as

@@ -54,6 +54,7 @@ def begin(m: Model, s: State, d: int) -> Steps:
         return
     after = s.with_log(me.log, log._replace(token=log.token + 1))
     at = "enter" if m.copies else "recover"
+    yield "begin, no answer", after.move(d, seen=log.token + 1)
     seen = me.seen if m.copies else 0
     yield "begin", after.move(d, at=at, token=log.token + 1, seen=seen)
 
@@ -163,7 +164,6 @@ def prepare(m: Model, s: State, d: int) -> Steps:
         after = s.spend("interrupt").move(d, attempts=me.attempts + 1, made=())
         again = f"{me.way} again"
         yield "executors are lost", after.move(d, at="names", way=again, todo=me.lost or m.all_sinks)
-    yield "fails", _to_last_sweep(s, d, "stop")
 
 
 def check(m: Model, s: State, d: int) -> Steps:
@@ -389,6 +389,23 @@ def leave_sweep(m: Model, s: State, d: int) -> State:
 def owns(m: Model, s: State, me: Driver) -> bool:
     """The token is checked in the same step as the write."""
     return s.logs[me.log].token == me.token or not m.has("a write checks the token")
+
+
+def fail(m: Model, s: State, d: int) -> Steps:
+    """A call fails for good. Before the decision, and in a start, a sweep follows.
+
+    Later, only a driver that sees that it was replaced sweeps, and only its own branches. Any other
+    error ends the driver at once, like a crash.
+    """
+    me = s.drivers[d]
+    is_replaced = s.logs[me.log].token != me.token
+    if me.at == "prepare" or (me.way == "recover" and me.at in _OF_A_RECORD):
+        yield "fails", _to_last_sweep(s, d, "stop")
+    elif is_replaced and me.way in {"deliver", "pending"}:
+        yield "fails, and is fenced", _to_last_sweep(s, d, "fenced")
+
+
+_OF_A_RECORD: Final = ("fate", "abandon", "decide", "commit", "complete")
 
 
 def spark_commits(m: Model, s: State, d: int) -> Steps:

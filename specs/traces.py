@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from specs.protocol import DRIVER, leave_sweep, orphans
+from specs.protocol import DRIVER, fail, leave_sweep, orphans
 from specs.state import (
     ABORTED,
     DECIDED,
@@ -29,6 +29,7 @@ from specs.state import (
     Model,
     State,
 )
+from specs.world import land, late
 
 
 class Event(NamedTuple):
@@ -51,7 +52,7 @@ class Impossible(Exception):  # noqa: N818 - what the model says of a step
 
 
 _SILENT: Final[Mapping[str, tuple[str, ...]]] = {
-    "prepare": ("fails", "executors are lost"),
+    "prepare": ("executors are lost",),
     "names": ("the log is not read",),
     **dict.fromkeys(("fate", "check"), ("",)),
     **dict.fromkeys(("abandon", "decide", "send", "amend", "complete"), ("",)),
@@ -72,6 +73,7 @@ class Replay:
     states: list[State]
     branches: dict[str, Branch] = field(default_factory=dict)
     places: dict[tuple[str, object], int] = field(default_factory=dict)
+    plans: dict[int, tuple[bool, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, events: Sequence[Event], first_batch: int, batches: int) -> Replay:
@@ -86,7 +88,7 @@ class Replay:
             sinks=max(1, len(places)),
             batches=batches,
             policies=(False, True),
-            faults=(("interrupt", 99),),
+            faults=(("interrupt", 1), ("late", 1)),
             any_share=True,
         )
         return cls(model, first_batch, [model.first()], places=places)
@@ -127,6 +129,7 @@ class Replay:
     # -- reads ---------------------------------------------------------------------------------
 
     def _plan(self, d: int, *, waits: bool) -> Iterable[State]:
+        self.plans[d] = waits, self.states[0].committed + 1
         for s in self.states:
             yield _begun(s, d, waits=waits, batch=s.committed + 1)
 
@@ -134,7 +137,8 @@ class Replay:
         for s in self.states:
             me = s.drivers[d]
             if me.at != "look":  # it starts once more in the same run, for the batch it planned
-                s = _begun(s, d, waits=me.waits, batch=me.batch)
+                waits, batch = self.plans[d]
+                s = _begun(s, d, waits=waits, batch=batch)
             for _, after in DRIVER["look"](self.model, s, d):
                 yield after
 
@@ -165,7 +169,9 @@ class Replay:
             )
 
         self.states = [_with_no_rows(state, d) for state in self.states]
-        return self._after(d, fits)
+        yield from self._after(d, fits)
+        for before in self.states:
+            yield from (after for _, after in land(self.model, before) if fits(before, "", after))
 
     # -- the sinks -----------------------------------------------------------------------------
 
@@ -264,6 +270,7 @@ def _silent(m: Model, s: State, d: int) -> Iterator[State]:
     me = s.drivers[d]
     if me.at == "sweep":
         yield leave_sweep(m, s.move(d, todo=frozenset()), d)
+        yield from (after for _, after in fail(m, s, d))
         return
     if me.at == "commit":
         assert me.record is not None
@@ -271,11 +278,14 @@ def _silent(m: Model, s: State, d: int) -> Iterator[State]:
         wanted = (f"commit {shown[0]}", "is fenced") if shown else ("is fenced",)
     else:
         wanted = _SILENT.get(me.at, ())
+    if me.at == "abandon":  # its answer may be lost, and the write land later
+        yield from (after._replace(faults=s.faults) for _, after in late(m, s, d))
     for name, after in DRIVER[me.at](m, s, d):
         is_same = after.logs == s.logs and after.branches == s.branches
         if is_same and after.committed == s.committed and name.startswith(wanted):
             same = after.move(d, attempts=me.attempts) if me.at == "prepare" else after
             yield same._replace(faults=s.faults)  # branches get numbers of their own here
+    yield from (after for _, after in fail(m, s, d))
 
 
 def _how(s: State, me: Driver, sink: int) -> str | None:

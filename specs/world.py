@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specs.protocol import DRIVER, owns, write_abandoned, write_first
+from specs.protocol import DRIVER, fail, write_abandoned, write_first
 from specs.state import (
     ABANDONED,
     ABORTED,
@@ -37,6 +37,7 @@ def steps(m: Model, s: State) -> Steps:
             yield from named(d, start(m, s, d))
             continue
         yield from named(d, DRIVER[me.at](m, s, d))
+        yield from named(d, fail(m, s, d))
         yield f"d{d} crashes", s.stop(d)
         yield from named(d, late(m, s, d))
     yield from faults(m, s)
