@@ -32,7 +32,9 @@ def main(wanted: Iterable[str]) -> int:
         if name in MODELS:
             result, missing = check_model(name)
             is_bad = result.problem is not None or bool(missing)
-            print(f"{name}: {result}", *(f"  NEVER REACHED: {probe}" for probe in missing), sep="\n")
+            print(
+                f"{name}: {result}", *(f"  NEVER REACHED: {probe}" for probe in missing), sep="\n"
+            )
         else:
             result = check_without(name)
             is_bad = result.problem is None

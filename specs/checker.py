@@ -12,10 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import permutations
 
 from specs.properties import broken, no_leaks, records
-from specs.state import COMPLETE, NOBODY, PREPARED, VISIBLE, Branch, Driver, Model, Record, State
+from specs.state import (
+    COMPLETE,
+    NOBODY,
+    PREPARED,
+    VISIBLE,
+    Branch,
+    Driver,
+    Log,
+    Model,
+    Record,
+    State,
+)
 from specs.world import quiet_steps, steps
 
 
@@ -69,7 +79,7 @@ def check(
                 if probe(state):
                     found.reached[name] = found.depth
                     del missing[name]
-            problem = _expand(m, state, parents, following, found, expect)
+            problem = _expand(m, state, parents, following, found, expect=expect)
             if problem is not None:
                 found.problem, last = problem
                 found.path = [*_path(parents, state), last]
@@ -89,19 +99,20 @@ def _expand(
     parents: dict[State, tuple[State, str] | None],
     following: list[State],
     found: Result,
+    *,
     expect: str,
 ) -> tuple[str, str] | None:
     for name, after in steps(m, state):
         found.steps += 1
         is_same = after.branches is state.branches and after.logs is state.logs
-        if not is_same or after.committed != state.committed:
+        if not is_same or after.committed != state.committed or after.by_hand is not state.by_hand:
             problems = [p for p in broken(m, state, name, after) if p.startswith(expect)]
             if problems and expect != "I8":
                 return problems[0], name
-        after = tidy(m, after)
-        if after not in parents:
-            parents[after] = (state, name)
-            following.append(after)
+        new = tidy(m, after)
+        if new not in parents:
+            parents[new] = (state, name)
+            following.append(new)
     return None
 
 
@@ -129,9 +140,7 @@ def _check_quiet(
             return
 
 
-def _quiet_from(
-    m: Model, root: State, known: dict[State, bool]
-) -> tuple[list[str], str] | None:
+def _quiet_from(m: Model, root: State, known: dict[State, bool]) -> tuple[list[str], str] | None:
     stack: list[tuple[str, State, Iterator[tuple[str, State]]]] = []
 
     def enter(name: str, state: State) -> None:
@@ -198,7 +207,7 @@ def _forget(s: State) -> State:
     tokens = {me.token for me in s.drivers}
     kept = set()
     for branch, how in s.branches:
-        if branch in named or how not in {PREPARED}:
+        if branch in named or how != PREPARED:
             if branch in named or how == VISIBLE:
                 kept.add((branch, how))
         else:
@@ -208,62 +217,68 @@ def _forget(s: State) -> State:
     if branches is s.branches and not any(me.named for me in s.drivers):
         return s
     prepared = {branch for branch, how in kept if how == PREPARED}
-    drivers = tuple(
-        me._replace(named=me.named & prepared) if me.named else me for me in s.drivers
-    )
+    drivers = tuple(me._replace(named=me.named & prepared) if me.named else me for me in s.drivers)
     return s._replace(branches=branches, drivers=drivers)
 
 
 def _renumber(s: State) -> State:
     """Give tokens their rank; a finished batch that nobody holds keeps no token."""
     log, held = s.logs[0], _in_hand(s)
-    batches = {record.batch for record in held}
+    batches = frozenset(record.batch for record in held)
     finished = [r for r in log.records if r is not None and r.state == COMPLETE]
-    old = {name for r in finished if r.batch not in batches for name in r.names}
+    old = frozenset(name for r in finished if r.batch not in batches for name in r.names)
     every = [b for b, _ in s.branches] + [b for r in (*records(s), *held) for b in r.names]
     every += [b for me in s.drivers for b in (*me.made, *me.named)]
     used = {0, log.token} | {b.token for b in every if b not in old}
     used |= {me.token for me in s.drivers}
     used |= {r.token for r in (*records(s), *held) if r.state != COMPLETE or r.batch in batches}
-    if s.flight is not None:
-        used.add(s.flight.token)
-    if len(used) == max(used) + 1 and not any(b.token or b.attempt for b in old):
-        if all(me.seen in {0, NOBODY, log.token} for me in s.drivers):
-            return s
-    rank = {token: n for n, token in enumerate(sorted(used))}
+    used |= set() if s.flight is None else {s.flight.token}
+    is_tidy = len(used) == max(used) + 1 and not any(b.token or b.attempt for b in old)
+    if is_tidy and all(me.seen in {0, NOBODY, log.token} for me in s.drivers):
+        return s
+    return _Ranks({token: n for n, token in enumerate(sorted(used))}, old, batches).of(s)
 
-    def of_branch(b: Branch) -> Branch:
-        if b in old:
-            return Branch(b.batch, b.sink, 0, 0, b.copy)
-        return b._replace(token=rank[b.token])
 
-    def of_record(r: Record | None) -> Record | None:
-        if r is None:
-            return None
-        names = tuple(of_branch(b) for b in r.names)
-        if r.state == COMPLETE and r.batch not in batches:
-            return Record(r.batch, r.state, 0, names, 0, r.ruled)
-        return r._replace(token=rank[r.token], names=names)
+@dataclass(frozen=True)
+class _Ranks:
+    """By token its rank; the branches that keep no token, and the batches in a driver's hands."""
 
-    def of_driver(me: Driver) -> Driver:
-        if me.at == "off":
-            return me
-        return me._replace(
-            token=rank[me.token],
-            seen=rank[log.token] if me.seen == log.token else (NOBODY if me.at == "begin" else 0),
-            record=of_record(me.record),
-            made=tuple(of_branch(b) for b in me.made),
-            named=frozenset(of_branch(b) for b in me.named),
+    rank: Mapping[int, int]
+    old: frozenset[Branch]
+    batches: frozenset[int]
+
+    def of(self, s: State) -> State:
+        log, flight = s.logs[0], s.flight
+        if flight is not None:
+            record = self.of_record(flight.record)
+            flight = flight._replace(token=self.rank[flight.token], record=record)
+        found = tuple(None if r is None else self.of_record(r) for r in log.records)
+        return s._replace(
+            logs=(Log(self.rank[log.token], found),),
+            branches=frozenset((self.of_branch(b), how) for b, how in s.branches),
+            drivers=tuple(self.of_driver(me, log.token) for me in s.drivers),
+            flight=flight,
         )
 
-    flight = s.flight
-    if flight is not None:
-        flight_record = of_record(flight.record)
-        assert flight_record is not None
-        flight = flight._replace(token=rank[flight.token], record=flight_record)
-    return s._replace(
-        logs=(log._replace(token=rank[log.token], records=tuple(map(of_record, log.records))),),
-        branches=frozenset((of_branch(b), how) for b, how in s.branches),
-        drivers=tuple(of_driver(me) for me in s.drivers),
-        flight=flight,
-    )
+    def of_branch(self, b: Branch) -> Branch:
+        if b in self.old:
+            return Branch(b.batch, b.sink, 0, 0, b.copy)
+        return b._replace(token=self.rank[b.token])
+
+    def of_record(self, r: Record) -> Record:
+        names = tuple(self.of_branch(b) for b in r.names)
+        if r.state == COMPLETE and r.batch not in self.batches:
+            return Record(r.batch, r.state, 0, names, 0, r.ruled)
+        return r._replace(token=self.rank[r.token], names=names)
+
+    def of_driver(self, me: Driver, newest: int) -> Driver:
+        if me.at == "off":
+            return me
+        never = NOBODY if me.at == "begin" else 0  # no token equals one that is gone
+        return me._replace(
+            token=self.rank[me.token],
+            seen=self.rank[newest] if me.seen == newest else never,
+            record=None if me.record is None else self.of_record(me.record),
+            made=tuple(self.of_branch(b) for b in me.made),
+            named=frozenset(self.of_branch(b) for b in me.named),
+        )

@@ -94,25 +94,31 @@ def at_least_once(m: Model, s: State, step: str, t: State) -> str | None:
     is refused until an operator has closed that gap.
     """
     if t.committed > s.committed:
-        d = int(step[1])
-        log, me = s.logs[s.drivers[d].log], s.drivers[d]
+        me = s.drivers[int(step[1])]
+        log = s.logs[me.log]
         record = log.records[t.committed]
         state = None if record is None else record.state
-        is_replaced = log.token != me.token
-        if state is None or (state == ABANDONED and not is_replaced):
-            return f"Spark commits batch {t.committed}, which is {state}"
-        if state in UNFINISHED and not me.waits and not is_replaced:
+        unsafe = {None} if log.token != me.token else {None, ABANDONED}
+        unsafe |= set() if log.token != me.token or me.waits else set(UNFINISHED)
+        if state in unsafe:
             return f"Spark commits batch {t.committed}, which is {state}"
     for record in _changed(s, t):
         was = _old(s, t, record)
-        if was is not None and was.state == PREPARED and record.state == DECIDED:
-            if t.committed < record.batch:
-                return f"{record} was prepared, and is decided before Spark commits it"
-        for log in t.logs:
-            if record in log.records and record.state in UNFINISHED:
-                for other in log.records[: record.batch]:
-                    if other is None or other.state in {PREPARED, ABANDONED}:
-                        return f"{record} follows {other}"
+        is_decided = was is not None and was.state == PREPARED and record.state == DECIDED
+        if is_decided and t.committed < record.batch:
+            return f"{record} was prepared, and is decided before Spark commits it"
+        if (other := _undecided_before(t, record)) is not None:
+            return f"{record} follows {other}"
+    return None
+
+
+def _undecided_before(t: State, record: Record) -> str | None:
+    """What is not decided of the batches before an unfinished one."""
+    for log in t.logs:
+        if record in log.records and record.state in UNFINISHED:
+            for number, other in enumerate(log.records[: record.batch]):
+                if other is None or other.state in {PREPARED, ABANDONED}:
+                    return f"batch {number}, which is {other and other.state}"
     return None
 
 
@@ -127,7 +133,7 @@ def fencing(m: Model, s: State, step: str, t: State) -> str | None:
     for number, (before, after) in enumerate(zip(s.logs, t.logs, strict=False)):
         if before.records != after.records and number == me.log and me.token != before.token:
             return f"{step}, with token {me.token}, writes to a log with token {before.token}"
-        if before.token != after.token and me.seen != before.token:
+        if after.token != before.token != me.seen:
             return f"{step}, and fences a driver that began after it looked"
     ruled = {name for r in records(s) for name in r.names if name.sink in r.ruled}
     for branch, how in t.branches - s.branches:

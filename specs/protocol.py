@@ -163,7 +163,10 @@ def prepare(m: Model, s: State, d: int) -> Steps:
     if s.left("interrupt"):
         after = s.spend("interrupt").move(d, attempts=me.attempts + 1, made=())
         again = f"{me.way} again"
-        yield "executors are lost", after.move(d, at="names", way=again, todo=me.lost or m.all_sinks)
+        yield (
+            "executors are lost",
+            after.move(d, at="names", way=again, todo=me.lost or m.all_sinks),
+        )
 
 
 def check(m: Model, s: State, d: int) -> Steps:
@@ -191,8 +194,9 @@ def send(m: Model, s: State, d: int) -> Steps:
     assert stored is not None
     after = after.move(d, made=())
     if not m.has("nothing is aborted after the decision") and s.left("late"):
-        yield "the answer is lost", _to_last_sweep(after, d, "stop").move(
-            d, at="sweep", todo=m.all_sinks
+        yield (
+            "the answer is lost",
+            _to_last_sweep(after, d, "stop").move(d, at="sweep", todo=m.all_sinks),
         )
     if stored.state == PREPARED and m.has("only the decided is committed"):
         yield "hold", after.move(d, at="spark commits", record=stored)
@@ -236,8 +240,9 @@ def commit(m: Model, s: State, d: int) -> Steps:
         after, is_lost = committed(m, s, branch)
         yield f"commit {sink}", _asked(m, after, d, sink, is_lost=is_lost)
         if s.left("unsure"):
-            yield f"commit {sink}, no answer", after.spend("unsure").move(
-                d, unsure=me.unsure | {sink}
+            yield (
+                f"commit {sink}, no answer",
+                after.spend("unsure").move(d, unsure=me.unsure | {sink}),
             )
             if not m.has("a loss is proven"):
                 assumed = _asked(m, s.spend("unsure"), d, sink, is_lost=True)

@@ -151,8 +151,8 @@ class Model:
 
     `faults` are how often each fault may happen; crashes and pauses are not bounded. `policies`
     are those that a driver may have: False for immediate, True for after_checkpoint. With
-    `any_share`, a sink may get no rows of a batch. With `copies`, a backup of the log may be restored,
-    and `tokens` bounds each log's tokens.
+    `any_share`, a sink may get no rows of a batch, and steps come in any order. With `copies`, a
+    backup of the log may be restored, and `tokens` bounds each log's tokens.
     """
 
     drivers: int = 2

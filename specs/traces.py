@@ -19,9 +19,7 @@ from typing import Any, Final, NamedTuple
 from specs.protocol import DRIVER, fail, leave_sweep, orphans
 from specs.state import (
     ABORTED,
-    DECIDED,
     LOST,
-    NOBODY,
     PREPARED,
     VISIBLE,
     Branch,
@@ -104,7 +102,9 @@ class Replay:
         if not states:
             d = event.driver
             where = {(s.drivers[d].at, s.drivers[d].way) for s in self.states if d < len(s.drivers)}
-            raise Impossible(f"{event}: the driver is at {sorted(where)} in {len(self.states)} states")
+            raise Impossible(
+                f"{event}: the driver is at {sorted(where)} in {len(self.states)} states"
+            )
         self.states = states
 
     def _after(self, d: int, match: Match, *, may_skip: bool = False) -> Iterator[State]:
@@ -134,18 +134,15 @@ class Replay:
             yield _begun(s, d, waits=waits, batch=s.committed + 1)
 
     def _look(self, d: int) -> Iterable[State]:
+        waits, batch = self.plans[d]  # a run may start once more, for the batch that it planned
         for s in self.states:
-            me = s.drivers[d]
-            if me.at != "look":  # it starts once more in the same run, for the batch it planned
-                waits, batch = self.plans[d]
-                s = _begun(s, d, waits=waits, batch=batch)
-            for _, after in DRIVER["look"](self.model, s, d):
-                yield after
+            begun = _begun(s, d, waits=waits, batch=batch)
+            yield from (after for _, after in DRIVER["look"](self.model, begun, d))
 
     def _unfinished(self, d: int) -> Iterable[State]:
-        return self._after(d, lambda s, name, t: _at(s, d) in {"recover", "names"} and name in {
-            "look", "names"
-        })
+        return self._after(
+            d, lambda s, name, t: _at(s, d) in {"recover", "names"} and name in {"look", "names"}
+        )
 
     def _find(self, d: int) -> Iterable[State]:
         return self._after(d, lambda s, name, t: _at(s, d) == "find")
@@ -179,14 +176,11 @@ class Replay:
         place = self.places[sink, part]
         found: list[State] = []
         for state in self.states:
-            me = state.drivers[d]
-            again = [b for b in me.made if b.sink == place and b.batch == batch - self.first_batch]
-            if again:  # Spark ran the task again: its first branch is a stray
-                made = tuple(b for b in me.made if b not in again)
-                state = state.move(d, at="prepare", made=made, todo=me.todo | {place})
-                state = state.put(again[0], ABORTED)
+            again = [b for b in state.drivers[d].made if b.sink == place]
+            # Spark ran the task again: its first branch counts as ended.
+            found.append(_without(state, d, again[0]) if again else state)
+            if again:
                 self.branches = {n: b for n, b in self.branches.items() if b != again[0]}
-            found.append(state)
         self.states = found
         wanted = (batch - self.first_batch, place)
 
@@ -234,13 +228,9 @@ class Replay:
         for state in self._after(d, lambda *_: False, may_skip=True):
             me = state.drivers[d]
             if me.at == "prepare" and branch in me.made:  # its task has failed, and aborts it
-                made = tuple(b for b in me.made if b != branch)
-                todo = me.todo | {branch.sink}
-                found.append(state.put(branch, ABORTED).move(d, made=made, todo=todo))
+                found.append(_without(state, d, branch))
                 continue
-            if me.at == "sweep" and branch in orphans(
-                self.model, state, d, branch.sink
-            ):
+            if me.at == "sweep" and branch in orphans(self.model, state, d, branch.sink):
                 found.append(state.put(branch, ABORTED))
         return found
 
@@ -249,6 +239,14 @@ class Replay:
     def _spark(self, d: int, *, batch: int) -> Iterable[State]:
         number = batch - self.first_batch
         return self._after(d, lambda s, name, t: t.committed == number != s.committed)
+
+
+def _without(s: State, d: int, branch: Branch) -> State:
+    """A task of the driver is run again."""
+    me = s.drivers[d]
+    made = tuple(b for b in me.made if b != branch)
+    after = s.put(branch, ABORTED)
+    return after.move(d, at="prepare", made=made, todo=me.todo | {branch.sink})
 
 
 def _is_lost(s: State, branch: Branch) -> bool:

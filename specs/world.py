@@ -1,10 +1,10 @@
 """What happens around the drivers: some of it is a fault, and some of it ends one.
 
-    start     a driver begins, also while others run or are paused      crash   it is gone
-    lose      a sink's server drops a prepared branch                   late    a write has no answer
-    straggle  a task that nobody waits for prepares                     land    … and is applied
-    rule      an operator rules on a branch of a decided batch, and ends it
-    restore   a copy of the log is used from now on
+start     a driver begins, also while others run or are paused      crash   it is gone
+lose      a sink's server drops a prepared branch                   late    a write has no answer
+straggle  a task that nobody waits for prepares                     land    … and is applied
+rule      an operator rules on a branch of a decided batch, and ends it
+restore   a copy of the log is used from now on
 """
 
 from __future__ import annotations
@@ -115,12 +115,14 @@ def late(m: Model, s: State, d: int) -> Steps:
         return
     if me.at == "send":
         record = Record(me.batch, PREPARED if me.waits else DECIDED, me.token, me.made)
-        yield "sends, no answer", s.spend("late")._replace(
-            flight=Flight("first", me.log, me.token, record)
+        yield (
+            "sends, no answer",
+            s.spend("late")._replace(flight=Flight("first", me.log, me.token, record)),
         )
     if me.at == "abandon" and me.record is not None:
-        yield "abandons, no answer", s.spend("late")._replace(
-            flight=Flight("abandon", me.log, me.token, me.record)
+        yield (
+            "abandons, no answer",
+            s.spend("late")._replace(flight=Flight("abandon", me.log, me.token, me.record)),
         )
 
 
@@ -181,9 +183,9 @@ def end_ruling(s: State) -> Steps:
 def close_gap(s: State) -> Steps:
     """Spark's commit log has a batch that was abandoned: the operator deletes it there."""
     record = s.logs[-1].records[s.committed] if s.committed >= 0 else None
-    if record is not None and record.state == ABANDONED:
-        if all(me.at == "off" for me in s.drivers):
-            yield "the operator closes the gap", s._replace(committed=s.committed - 1)
+    is_gap = record is not None and record.state == ABANDONED
+    if is_gap and all(me.at == "off" for me in s.drivers):
+        yield "the operator closes the gap", s._replace(committed=s.committed - 1)
 
 
 def _naming(s: State, branch: Branch) -> list[Record]:

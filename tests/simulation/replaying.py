@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from specs.traces import Event, Impossible, replay
+
 from tests.simulation.simulation import Simulation, run
 
 _NOT_MODELLED = (
@@ -62,7 +63,9 @@ def _replay(simulation: Simulation, seed: int, found: Replayed) -> None:
     except Impossible as impossible:
         found.failures.append(f"seed {seed}: {impossible}")
     found.seeds += 1
-    found.kinds.update(event.what if event.what != "record" else str(event.details["state"]) for event in events)
+    found.kinds.update(
+        event.what if event.what != "record" else str(event.details["state"]) for event in events
+    )
 
 
 def _modelled(events: list[Event]) -> list[Event]:

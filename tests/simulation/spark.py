@@ -242,7 +242,9 @@ class Tasks:
                 if rows and (rewrite is None or rewrite.wants(s.name, partition))
             ]
             content = Fingerprint("sim", len(rows), sum(map(row_hash, rows)) % 2**64)
-            done = self._partition(wanting, incarnation, rewrite, rows, partition) if wanting else []
+            done = (
+                self._partition(wanting, incarnation, rewrite, rows, partition) if wanting else []
+            )
             parts = {
                 c.branch_id.sink: Part(partition, c.branch_id.name, 8 * len(rows), content)
                 for c in done
@@ -323,9 +325,7 @@ class Tasks:
             try:
                 sink.system.prepare(zombie, rows)
                 if not isinstance(sink, Votes):
-                    self._world.note(
-                        "stray", batch=self.batch_id, sink=sink.name, name=str(zombie)
-                    )
+                    self._world.note("stray", batch=self.batch_id, sink=sink.name, name=str(zombie))
             finally:
                 self._world.driver = running
 

@@ -13,10 +13,10 @@ from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from greenlet import greenlet
+from specs.traces import Event
 
 from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
 from sparkonce.failpoints import InjectedError
-from specs.traces import Event
 from tests.simulation.faults import Plan
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from specs.__main__ import check_model, check_without
 from specs.checker import check
 from specs.models import MODELS, PROBES, REVERTS
 from specs.traces import Event, Impossible, replay
+
 from tests.simulation.replaying import replay_seeds
 
 SEEDS = 250
