@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from specs.moves import fenced, leave_sweep, orphans, to_commit, to_last_sweep, to_sweep
+from specs.rules import committed, owns, write_abandoned, write_first
 from specs.state import (
     ABANDONED,
     ABORTED,
     COMPLETE,
     DECIDED,
-    LOST,
-    NOBODY,
     PREPARED,
-    TWICE,
-    VISIBLE,
     Branch,
     Driver,
     Model,
@@ -76,11 +74,11 @@ def recover(m: Model, s: State, d: int) -> Steps:
     found = s.logs[me.log].unfinished()
     s = s.move(d, replay=s.committed + 1, way="recover")
     if not found or not m.has("a start recovers first"):
-        yield "look", _to_sweep(s, d)
+        yield "look", to_sweep(s, d)
     elif found[0].state == PREPARED:
         yield "look", s.move(d, at="fate", record=found[0])
     else:
-        yield "look", _to_commit(s, d, found[0])
+        yield "look", to_commit(s, d, found[0])
 
 
 def fate(m: Model, s: State, d: int) -> Steps:
@@ -103,17 +101,7 @@ def abandon(m: Model, s: State, d: int) -> Steps:
     if not owns(m, s, me):
         yield "is fenced", s.stop(d)
         return
-    yield "abandon", _to_sweep(write_abandoned(m, s, me.log, record), d)
-
-
-def write_abandoned(m: Model, s: State, log: int, record: Record) -> State:
-    """The log's rule: only what is still prepared by the same driver is abandoned."""
-    stored = s.logs[log].records[record.batch]
-    if stored is None or stored.state != PREPARED:
-        return s
-    if stored.token != record.token and m.has("abandon names its record"):
-        return s
-    return s.store(log, stored._replace(state=ABANDONED))
+    yield "abandon", to_sweep(write_abandoned(m, s, me.log, record), d)
 
 
 def decide(m: Model, s: State, d: int) -> Steps:
@@ -122,13 +110,13 @@ def decide(m: Model, s: State, d: int) -> Steps:
     assert me.record is not None
     stored = s.logs[me.log].records[me.record.batch]
     if not owns(m, s, me):
-        yield from _fenced(s, d)
+        yield from fenced(s, d)
     elif stored is None or stored.state == ABANDONED:
         yield "is refused", s.stop(d)
     else:
         if stored.state == PREPARED:
             stored = stored._replace(state=DECIDED)
-        yield "decide", _to_commit(s.store(me.log, stored), d, stored)
+        yield "decide", to_commit(s.store(me.log, stored), d, stored)
 
 
 # -- a batch -----------------------------------------------------------------------------------
@@ -142,11 +130,11 @@ def find(m: Model, s: State, d: int) -> Steps:
     if record is None or record.state == ABANDONED:
         yield "find", s.move(d, at="prepare", record=None, made=(), todo=m.all_sinks, attempts=0)
     elif record.state == PREPARED or record.token > me.token:
-        yield from _fenced(s, d)
+        yield from fenced(s, d)
     elif record.state == DECIDED:
-        yield "find", _to_commit(s, d, record)
+        yield "find", to_commit(s, d, record)
     else:
-        yield "find", _to_sweep(s, d)
+        yield "find", to_sweep(s, d)
 
 
 def prepare(m: Model, s: State, d: int) -> Steps:
@@ -174,7 +162,7 @@ def check(m: Model, s: State, d: int) -> Steps:
     me = s.drivers[d]
     overtaken = m.copies and me.entry != s.entry[0] and m.has("the entry is checked")
     if overtaken or s.committed >= me.batch:
-        yield from _fenced(s, d)
+        yield from fenced(s, d)
     else:
         yield "check", s.move(d, at="amend" if me.lost else "send")
 
@@ -183,12 +171,12 @@ def send(m: Model, s: State, d: int) -> Steps:
     """Write the first record of the batch: from here on only the log says what holds."""
     me = s.drivers[d]
     if not owns(m, s, me):
-        yield from _fenced(s, d)
+        yield from fenced(s, d)
         return
     record = Record(me.batch, PREPARED if me.waits else DECIDED, me.token, me.made)
     after = write_first(m, s, me.log, record)
     if after is None:
-        yield "is refused", _to_last_sweep(s, d, "stop")
+        yield "is refused", to_last_sweep(s, d, "stop")
         return
     stored = after.logs[me.log].records[me.batch]
     assert stored is not None
@@ -196,26 +184,12 @@ def send(m: Model, s: State, d: int) -> Steps:
     if not m.has("nothing is aborted after the decision") and s.left("late"):
         yield (
             "the answer is lost",
-            _to_last_sweep(after, d, "stop").move(d, at="sweep", todo=m.all_sinks),
+            to_last_sweep(after, d, "stop").move(d, at="sweep", todo=m.all_sinks),
         )
     if stored.state == PREPARED and m.has("only the decided is committed"):
         yield "hold", after.move(d, at="spark commits", record=stored)
     else:
-        yield "decide", _to_commit(after, d, stored)
-
-
-def write_first(m: Model, s: State, log: int, record: Record) -> State | None:
-    """The log's rule for a first record; None where it refuses."""
-    stored = s.logs[log].records[record.batch]
-    is_known = stored is not None and stored.state != ABANDONED
-    if is_known and m.has("the first record holds"):
-        return s
-    undecided = any(other.state == PREPARED for other in s.logs[log].unfinished())
-    if undecided and m.has("one undecided batch"):
-        return None
-    if record.batch != s.logs[log].next_batch() and not is_known and m.has("a gap is refused"):
-        return None
-    return s.store(log, record)
+        yield "decide", to_commit(after, d, stored)
 
 
 # -- after the decision ------------------------------------------------------------------------
@@ -230,7 +204,7 @@ def commit(m: Model, s: State, d: int) -> Steps:
         branch = record.branch(sink)
         assert branch is not None
         if sink in me.unsure and not owns(m, s, me) and m.has("a retry asks the log"):
-            yield from _fenced(s, d)
+            yield from fenced(s, d)
             continue
         if sink in record.ruled:
             how = s.how(branch)
@@ -247,18 +221,6 @@ def commit(m: Model, s: State, d: int) -> Steps:
             if not m.has("a loss is proven"):
                 assumed = _asked(m, s.spend("unsure"), d, sink, is_lost=True)
                 yield f"commit {sink}, no answer", assumed
-
-
-def committed(m: Model, s: State, branch: Branch) -> tuple[State, bool]:
-    """The sink's part: show the branch once; whether it is proven lost."""
-    how = s.how(branch)
-    if how == PREPARED:
-        return s.put(branch, VISIBLE), False
-    if how == VISIBLE and not m.has("commit is idempotent"):
-        return s.put(branch, TWICE), False
-    if how == ABORTED and not m.has("an abort is final"):
-        return s.put(branch, VISIBLE), False
-    return s, how in {ABORTED, LOST, None}
 
 
 def _asked(m: Model, s: State, d: int, sink: int, *, is_lost: bool) -> State:
@@ -280,9 +242,9 @@ def _all_asked(m: Model, s: State, d: int, me: Driver) -> State:
         attempts = me.record.revision + 1
         return s.move(d, at="prepare", todo=me.lost, attempts=attempts, unsure=frozenset())
     if me.way == "recover" and me.record.batch == me.replay:
-        return _to_sweep(s, d)
+        return to_sweep(s, d)
     if me.way == "recover":
-        return _to_last_sweep(s, d, "stop")
+        return to_last_sweep(s, d, "stop")
     return s.stop(d)
 
 
@@ -295,15 +257,15 @@ def amend(m: Model, s: State, d: int) -> Steps:
     revision = record.revision + 1
     amended = record._replace(names=tuple(sorted((*kept, *me.made))), revision=revision)
     if not m.has("commit comes after the amendment"):
-        yield "commits first", _to_commit(s, d, amended)
+        yield "commits first", to_commit(s, d, amended)
     stored = s.logs[me.log].records[me.batch]
     if not owns(m, s, me):
-        yield from _fenced(s, d)
+        yield from fenced(s, d)
     elif stored is None or stored.state != DECIDED or stored.revision != record.revision:
         yield "is refused", s.stop(d)
     else:
         amended = amended._replace(ruled=stored.ruled)
-        yield "amend", _to_commit(s.store(me.log, amended), d, amended)
+        yield "amend", to_commit(s.store(me.log, amended), d, amended)
 
 
 def complete(m: Model, s: State, d: int) -> Steps:
@@ -311,12 +273,12 @@ def complete(m: Model, s: State, d: int) -> Steps:
     assert me.record is not None
     stored = s.logs[me.log].records[me.record.batch]
     if not owns(m, s, me):
-        yield from _fenced(s, d)
+        yield from fenced(s, d)
     elif stored is None or stored.state not in {DECIDED, COMPLETE}:
         yield "is refused", s.stop(d)
     else:
         after = s.store(me.log, stored._replace(state=COMPLETE))
-        yield "complete", _to_sweep(after, d)
+        yield "complete", to_sweep(after, d)
 
 
 # -- sweeps ------------------------------------------------------------------------------------
@@ -343,22 +305,6 @@ def names(m: Model, s: State, d: int) -> Steps:
     yield "the log is not read, and the sweep fails", leave_sweep(m, after, d)
 
 
-def orphans(m: Model, s: State, d: int, sink: int) -> list[Branch]:
-    """What the driver aborts in the sink: prepared, with no younger token, and not named."""
-    me = s.drivers[d]
-    spared = {name.name for name in me.named}
-    oldest = me.token if me.way == "fenced" else 0
-    newest = me.token if m.has("a sweep spares the younger") else 10**6
-    return [
-        branch
-        for branch, how in s.branches
-        if how == PREPARED
-        and branch.sink == sink
-        and oldest <= branch.token <= newest
-        and branch.name not in spared
-    ]
-
-
 def sweep(m: Model, s: State, d: int) -> Steps:
     """Abort one sink's branches that no unfinished record names; it may fail, and fails nothing."""
     me = s.drivers[d]
@@ -374,26 +320,7 @@ def sweep(m: Model, s: State, d: int) -> Steps:
                 break
 
 
-def leave_sweep(m: Model, s: State, d: int) -> State:
-    me = s.drivers[d]
-    s = s.move(d, named=frozenset(), todo=me.rest, rest=frozenset())
-    if me.way.endswith("again"):
-        return s.move(d, at="prepare", way="deliver")
-    if me.way == "deliver":
-        return s.move(d, at="spark commits")
-    if me.way == "recover" and me.batch < m.batches:
-        return s.move(d, at="find")
-    if me.way == "pending" and me.batch + 1 < m.batches:
-        return s.move(d, at="find", batch=me.batch + 1)
-    return s.stop(d)
-
-
 # -- shared ------------------------------------------------------------------------------------
-
-
-def owns(m: Model, s: State, me: Driver) -> bool:
-    """The token is checked in the same step as the write."""
-    return s.logs[me.log].token == me.token or not m.has("a write checks the token")
 
 
 def fail(m: Model, s: State, d: int) -> Steps:
@@ -405,9 +332,9 @@ def fail(m: Model, s: State, d: int) -> Steps:
     me = s.drivers[d]
     is_replaced = s.logs[me.log].token != me.token
     if me.at == "prepare" or (me.way == "recover" and me.at in _OF_A_RECORD):
-        yield "fails", _to_last_sweep(s, d, "stop")
+        yield "fails", to_last_sweep(s, d, "stop")
     elif is_replaced and me.way in {"deliver", "pending"}:
-        yield "fails, and is fenced", _to_last_sweep(s, d, "fenced")
+        yield "fails, and is fenced", to_last_sweep(s, d, "fenced")
 
 
 _OF_A_RECORD: Final = ("fate", "abandon", "decide", "commit", "complete")
@@ -428,42 +355,6 @@ def spark_commits(m: Model, s: State, d: int) -> Steps:
         yield "Spark commits", after.move(d, at="find", batch=me.batch + 1)
     else:
         yield "Spark commits", after.stop(d)
-
-
-def _to_commit(s: State, d: int, record: Record) -> State:
-    todo = frozenset(name.sink for name in record.names)
-    if not todo:
-        return s.move(d, at="complete", record=record, made=())
-    return s.move(
-        d,
-        at="commit",
-        record=record,
-        todo=todo,
-        made=(),
-        attempts=0,
-        lost=frozenset(),
-        unsure=frozenset(),
-    )
-
-
-def _to_sweep(s: State, d: int) -> State:
-    return s.move(d, at="names", record=None, lost=frozenset(), replay=NOBODY)
-
-
-def _to_last_sweep(s: State, d: int, way: str) -> State:
-    """Sweep, and stop: the driver keeps only what it needs for that."""
-    me = s.drivers[d]
-    drivers = list(s.drivers)
-    drivers[d] = Driver("names", way, log=me.log, token=me.token)
-    return s._replace(drivers=tuple(drivers))
-
-
-def _fenced(s: State, d: int) -> Steps:
-    """A newer driver holds the pipeline: abort what is prepared under the own token, and stop."""
-    me = s.drivers[d]
-    yield "is fenced", s.stop(d)
-    if me.way in {"deliver", "pending"} and s.logs[me.log].token != me.token:
-        yield "is fenced, and sweeps", _to_last_sweep(s, d, "fenced")
 
 
 DRIVER: Final[Mapping[str, Callable[[Model, State, int], Steps]]] = {

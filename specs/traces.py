@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from specs.protocol import DRIVER, fail, leave_sweep, orphans
+from specs.moves import leave_sweep, orphans
+from specs.protocol import DRIVER, fail
 from specs.state import (
     ABORTED,
     LOST,
@@ -273,7 +274,7 @@ def _silent(m: Model, s: State, d: int) -> Iterator[State]:
     if me.at == "commit":
         assert me.record is not None
         shown = [k for k in sorted(me.todo) if _how(s, me, k) == VISIBLE]
-        wanted = (f"commit {shown[0]}", "is fenced") if shown else ("is fenced",)
+        wanted: tuple[str, ...] = (*(f"commit {k}" for k in shown[:1]), "is fenced")
     else:
         wanted = _SILENT.get(me.at, ())
     if me.at == "abandon":  # its answer may be lost, and the write land later

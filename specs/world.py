@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specs.protocol import DRIVER, fail, write_abandoned, write_first
+from specs.protocol import DRIVER, fail
+from specs.rules import write_abandoned, write_first
 from specs.state import (
     ABANDONED,
     ABORTED,
@@ -189,4 +190,6 @@ def close_gap(s: State) -> Steps:
 
 
 def _naming(s: State, branch: Branch) -> list[Record]:
-    return [r for r in s.logs[-1].unfinished() if r.state == DECIDED and branch in r.names]
+    """The decided records that name the branch, and in which no ruling ends it."""
+    decided = [r for r in s.logs[-1].unfinished() if r.state == DECIDED]
+    return [r for r in decided if branch in r.names and branch.sink not in r.ruled]

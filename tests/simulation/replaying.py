@@ -43,12 +43,17 @@ def replay_seeds(first: int, count: int) -> Replayed:
     found = Replayed()
     try:
         for seed in range(first, first + count):
-            simulation = Simulation(seed, trace=False)
-            run(simulation)
-            _replay(simulation, seed, found)
+            replay_seed(seed, found)
     finally:
         logging.disable(logging.NOTSET)
     return found
+
+
+def replay_seed(seed: int, found: Replayed) -> None:
+    """Run the seed, and replay it; the caller has silenced the log lines."""
+    simulation = Simulation(seed, trace=False)
+    run(simulation)
+    _replay(simulation, seed, found)
 
 
 def _replay(simulation: Simulation, seed: int, found: Replayed) -> None:
