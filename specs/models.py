@@ -151,7 +151,7 @@ REVERTS: Final[Mapping[str, Revert]] = {
     "a loss is proven": Revert("I4", MODELS["rulings"]),
     "a retry asks the log": Revert("I4", MODELS["rulings"]),
     "commit is idempotent": Revert("I4", _NOW),
-    "an abort is final": Revert("I7", _NOW),
+    "an abort is final": Revert("I7", MODELS["rulings"]),
     "commit comes after the amendment": Revert("I2", _LOSSES),
     "complete needs every branch": Revert("I1", _LOSSES),
     "a sweep spares the prepared": Revert("I7", _AFTER),

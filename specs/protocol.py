@@ -214,10 +214,9 @@ def commit(m: Model, s: State, d: int) -> Steps:
         after, is_lost = committed(m, s, branch)
         yield f"commit {sink}", _asked(m, after, d, sink, is_lost=is_lost)
         if s.left("unsure"):
-            yield (
-                f"commit {sink}, no answer",
-                after.spend("unsure").move(d, unsure=me.unsure | {sink}),
-            )
+            for landed in (after, s):
+                unsure = landed.spend("unsure").move(d, unsure=me.unsure | {sink})
+                yield f"commit {sink}, no answer", unsure
             if not m.has("a loss is proven"):
                 assumed = _asked(m, s.spend("unsure"), d, sink, is_lost=True)
                 yield f"commit {sink}, no answer", assumed

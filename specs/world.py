@@ -143,6 +143,11 @@ def land(m: Model, s: State) -> Steps:
 
 
 def operate(m: Model, s: State) -> Steps:
+    """An operator rules on a branch that is not visible, and then ends it.
+
+    A command that reaches no sink ends nothing, so a driver in its first try of a commit would not
+    notice: that is a known limit. One that tries again asks the log first.
+    """
     yield from close_gap(s)
     yield from end_ruling(s)
     if s.operator is not None or not s.left("ruling"):
@@ -150,7 +155,12 @@ def operate(m: Model, s: State) -> Steps:
     for branch, how in s.branches:
         if how in {PREPARED, LOST, ABORTED}:
             for record in _naming(s, branch):
-                yield "the operator rules", _ruled(s.spend("ruling"), record, branch.sink)
+                ruled = _ruled(s.spend("ruling"), record, branch.sink)
+                yield "the operator rules", ruled
+                if all(me.at != "commit" or branch.sink in me.unsure for me in s.drivers):
+                    place = (record.batch, branch.sink)
+                    by_hand = ruled._replace(operator=None, by_hand=s.by_hand | {place})
+                    yield "the operator rules, and reaches no sink", by_hand
 
 
 def _ruled(s: State, record: Record, sink: int) -> State:
