@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 PYTEST := $(RUN) -m pytest --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format slow cluster simulate mutants bench services lock docs docs-serve release-check clean
+.PHONY: help demo test lint format slow cluster simulate spec mutants bench services lock docs docs-serve release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ cluster: $(READY) ## run the tests on a Spark standalone cluster, a hundred kill
 
 simulate: $(READY) ## run 100,000 seeds of the protocol's simulation (SEED=n: replay one, with its trace)
 	$(RUN) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+spec: $(READY) ## check every state of the protocol's model, and that each of its guards is needed
+	$(RUN) -m specs
 
 mutants: $(READY) ## seed known bugs into a copy of the code, and see that each is found
 	$(RUN) -m tests.simulation.mutate

@@ -223,14 +223,14 @@ LOGS: tuple[LogKind, ...] = ("checkpoint", "s3", "sqlite", "postgres")
 QUICK = [
     Case("immediate", "sqlite", "commit.after", "kafka", "decided"),
     Case("after_checkpoint", "postgres", "prepared.after", state="prepared", aborts=True),
-    Case("immediate", "s3", "decide.after", state="decided", by="command"),
-    Case("after_checkpoint", "checkpoint", "decide.before", state="prepared", is_planned=True),
 ]
 
 
 def all_cases() -> Iterator[Case]:
     """Every point that `QUICK` leaves out, with the logs in turn; `recover` on each log."""
     logs = itertools.cycle(LOGS)
+    yield Case("immediate", "s3", "decide.after", state="decided", by="command")
+    yield Case("after_checkpoint", "checkpoint", "decide.before", state="prepared", is_planned=True)
     yield Case("immediate", "checkpoint", "prepare_batch.after", "staged", aborts=True)
     for point, sink in [("precommit.after", "kafka"), ("prepare_batch.after", "direct")]:
         for policy in POLICIES:

@@ -17,18 +17,31 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from tests.simulation.coverage import PAIRS, RARE_STATES, STATES, Coverage
+from tests.simulation.replaying import Replayed, replay_seed
 from tests.simulation.simulation import simulate
 
 _CHUNK = 500
+_REPLAY_EVERY = 20
+"""A replay takes three times as long as its seed."""
 
 
-def run(first: int, count: int, *, until_red: bool = False) -> Coverage:
-    """Run the seeds from `first` on, in this process; with `until_red` up to the first failure."""
+def run(
+    first: int, count: int, *, until_red: bool = False, replay_every: int | None = None
+) -> Coverage:
+    """Run the seeds from `first` on, in this process; with `until_red` up to the first failure.
+
+    Every so many seeds, one is also replayed through the model of the protocol.
+    """
     logging.disable(logging.CRITICAL)
     coverage = Coverage()
     try:
         for seed in range(first, first + count):
             coverage.add(simulate(seed))
+            if replay_every is not None and seed % replay_every == 0:
+                replayed = Replayed()
+                replay_seed(seed, replayed)
+                coverage.replayed += replayed.seeds
+                coverage.failures += [(seed, failure) for failure in replayed.failures]
             if until_red and coverage.failures:
                 break
     finally:
@@ -38,7 +51,7 @@ def run(first: int, count: int, *, until_red: bool = False) -> Coverage:
 
 def run_all(first: int, count: int, jobs: int, *, until_red: bool) -> Iterator[Coverage]:
     """Run the seeds in `jobs` processes; yield the coverage of each portion."""
-    portion = partial(run, until_red=until_red)
+    portion = partial(run, until_red=until_red, replay_every=_REPLAY_EVERY)
     starts = range(first, first + count, _CHUNK)
     sizes = [min(_CHUNK, first + count - start) for start in starts]
     if jobs == 1:
@@ -87,7 +100,7 @@ def _run(first: int, count: int, jobs: int, *, until_red: bool) -> int:
     print(
         f"{coverage.seeds} schedules, {coverage.steps} steps in {took:.0f} s; "
         f"{len(coverage.fired)} of {len(PAIRS)} (step, fault) pairs fired; "
-        f"{len(coverage.failures)} failed"
+        f"{coverage.replayed} replayed through the model; {len(coverage.failures)} failed"
     )
     return 1 if coverage.failures or missing else 0
 

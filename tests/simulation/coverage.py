@@ -90,6 +90,7 @@ class Coverage:
 
     seeds: int = 0
     steps: int = 0
+    replayed: int = 0
     fired: Counter[tuple[str, str]] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
@@ -105,6 +106,7 @@ class Coverage:
     def join(self, other: Coverage) -> None:
         self.seeds += other.seeds
         self.steps += other.steps
+        self.replayed += other.replayed
         self.fired.update(other.fired)
         self.states.update(other.states)
         self.failures = sorted(self.failures + other.failures)

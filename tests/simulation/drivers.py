@@ -333,7 +333,7 @@ class ForeachBatch(Driver):
 
     def _query(self) -> None:
         world, spark = self.world, self.spark
-        batch_id = world.call("spark.plan", spark.committed) + 1
+        batch_id = world.call("spark.plan", self._plan)
         driver: ProtocolDriver | None = None
         if self.looks_first or batch_id >= spark.end:
             driver = self._look(batch_id)
@@ -351,6 +351,10 @@ class ForeachBatch(Driver):
             batch_id += 1
         if driver is not None:
             driver.commit_pending()
+
+    def _plan(self) -> int:
+        self.world.note("plan", waits=self.policy == "after_checkpoint")
+        return self.spark.committed() + 1
 
     def _look(self, batch_id: int) -> ProtocolDriver | None:
         """Recover without a batch, as the query's start does; the first batch retries a failure."""

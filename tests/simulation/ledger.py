@@ -57,6 +57,7 @@ class Ledger:
             )
         if is_other or old is None:
             self._begun_at = self.world.steps
+        self.world.note("begin")
 
     def writes(self, old: TransactionRecord | None, new: TransactionRecord) -> None:
         world, batch_id = self.world, new.id.batch_id
@@ -69,6 +70,8 @@ class Ledger:
             f"I6: {driver} writes {new.state} of batch {batch_id} after token {head.token}",
         )
         world.trace(f"log: batch {batch_id} {new.state} revision {new.revision} token {new.token}")
+        if old != new:
+            world.note("record", batch=batch_id, state=str(new.state), names=sorted(_names(new)))
         was = None if old is None else old.state
         match was, new.state:
             case ((None | State.ABANDONED), (State.PREPARED | State.DECIDED)):

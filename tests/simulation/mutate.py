@@ -21,7 +21,16 @@ from tests.simulation.mutants import MUTANTS, Mutant
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-_COPIED: Final = ("src", "sinks", "protocol", "spark_hooks", "txn_log", "tests", "pyproject.toml")
+_COPIED: Final = (
+    "src",
+    "sinks",
+    "protocol",
+    "specs",
+    "spark_hooks",
+    "txn_log",
+    "tests",
+    "pyproject.toml",
+)
 _SEEDS: Final = 20_000
 _PATIENCE_S: Final = 240.0
 _IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.egg-info")

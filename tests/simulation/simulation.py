@@ -49,6 +49,20 @@ def simulate(seed: int, *, trace: bool = False) -> Result:
     """Run the schedule of one seed."""
     simulation = Simulation(seed, trace=trace)
     world = simulation.world
+    run(simulation)
+    return Result(
+        seed,
+        None if world.violation is None else str(world.violation),
+        frozenset(world.plan.fired),
+        frozenset(world.states),
+        world.steps,
+        tuple(world.lines or ()),
+    )
+
+
+def run(simulation: Simulation) -> None:
+    """Run the schedule to its end, or to the first broken invariant."""
+    world = simulation.world
     clock = SimpleNamespace(time=lambda: world.clock, strftime=strftime, gmtime=gmtime)
     with (
         deterministic(simulation.user, clock),
@@ -61,14 +75,6 @@ def simulate(seed: int, *, trace: bool = False) -> Result:
             pass
         finally:
             simulation.end()
-    return Result(
-        seed,
-        None if world.violation is None else str(world.violation),
-        frozenset(world.plan.fired),
-        frozenset(world.states),
-        world.steps,
-        tuple(world.lines or ()),
-    )
 
 
 class Simulation:
@@ -90,6 +96,11 @@ class Simulation:
         self._is_format = world.plan.is_of_format or world.rng.random() < 0.25
         self._is_mixed = self._is_format and world.rng.random() < 0.5
         self._processes = 0
+
+    @property
+    def is_of_format(self) -> bool:
+        """Whether some of its drivers may write with `format("sparkonce")`."""
+        return self._is_format or self._is_mixed
 
     def run(self) -> None:
         world, rng = self.world, self.world.rng

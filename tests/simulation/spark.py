@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from sparkonce.errors import BatchInterruptedError, PrepareRejectedError
 from sparkonce.model import BranchId, Committable
 from sparkonce.protocol.rewriting import Rewrite
+from sparkonce.sinks.capabilities import Votes
 from sparkonce.spark_hooks.binding import Binding, read_binding
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, shares_of
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
@@ -184,6 +185,7 @@ class Spark:
         if batch_id in self.commits:
             raise SparkError(f"commits/{batch_id} exists")
         self.world.ledger.spark_commits(batch_id)
+        self.world.note("spark", batch=batch_id)
         self.commits.add(batch_id)
         self.folder.put(f"commits/{batch_id}", _COMMIT)
 
@@ -240,7 +242,9 @@ class Tasks:
                 if rows and (rewrite is None or rewrite.wants(s.name, partition))
             ]
             content = Fingerprint("sim", len(rows), sum(map(row_hash, rows)) % 2**64)
-            done = self._partition(wanting, incarnation, rewrite, rows) if wanting else []
+            done = (
+                self._partition(wanting, incarnation, rewrite, rows, partition) if wanting else []
+            )
             parts = {
                 c.branch_id.sink: Part(partition, c.branch_id.name, 8 * len(rows), content)
                 for c in done
@@ -261,6 +265,7 @@ class Tasks:
         incarnation: Incarnation,
         rewrite: Rewrite | None,
         rows: tuple[int, ...],
+        partition: int,
     ) -> list[Committable]:
         """Run the task; if it fails, run it once more, as Spark does."""
         write_pass = 0 if rewrite is None else rewrite.write_pass
@@ -277,7 +282,7 @@ class Tasks:
                         write_pass,
                         attempt,
                     )
-                    done.append(self._prepare(sink, branch_id, rows))
+                    done.append(self._prepare(sink, branch_id, rows, partition))
             except TaskFailed:
                 for committable in done:  # the failed task aborts its branches, best effort
                     if self._world.rng.random() < 0.7:
@@ -290,11 +295,22 @@ class Tasks:
             raise BatchInterruptedError("a task lost its executor twice")
         raise PrepareRejectedError("a task failed twice")
 
-    def _prepare(self, sink: SimSink, branch_id: BranchId, rows: tuple[int, ...]) -> Committable:
+    def _prepare(
+        self, sink: SimSink, branch_id: BranchId, rows: tuple[int, ...], partition: int
+    ) -> Committable:
         def effect() -> Committable:
             if self._driver.take_fault() == "zombie":
                 self._leave_zombie(sink, branch_id, rows)
-            return sink.system.prepare(branch_id, rows)
+            committable = sink.system.prepare(branch_id, rows)
+            if not isinstance(sink, Votes):  # else the vote prepares the branch
+                self._world.note(
+                    "prepare",
+                    batch=self.batch_id,
+                    sink=sink.name,
+                    part=partition,
+                    name=str(branch_id),
+                )
+            return committable
 
         return self._world.call(f"{sink.name}.precommit", effect)
 
@@ -308,6 +324,8 @@ class Tasks:
             self._world.ledger.zombies.add(str(zombie))
             try:
                 sink.system.prepare(zombie, rows)
+                if not isinstance(sink, Votes):
+                    self._world.note("stray", batch=self.batch_id, sink=sink.name, name=str(zombie))
             finally:
                 self._world.driver = running
 

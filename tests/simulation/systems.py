@@ -95,6 +95,7 @@ class System:
     def show(self, full: str, rows: Rows) -> None:
         self.prepared.pop(full, None)
         self.visible[full] = rows
+        self.world.note("show", name=full)
         self.world.ledger.became_visible(self, full, rows)
 
     def end(self, full: str) -> None:
@@ -103,6 +104,7 @@ class System:
             return
         if full in self.prepared:
             self.world.ledger.aborted(self, full, self.prepared[full].branch_id)
+            self.world.note("abort", name=full)
             del self.prepared[full]
         self.aborted.add(full)
 
@@ -119,6 +121,7 @@ class System:
             self.forget(full)
 
     def lost(self, branch_id: BranchId) -> Never:
+        self.world.note("lost", name=str(branch_id))
         raise PreparedBranchLostError(f"{branch_id} is gone", branch_id)
 
 
@@ -302,6 +305,13 @@ class PostgresSink(SimSink, Votes):
             raise PrepareRejectedError("lock timeout", branch_id)
         holder = None if self.system.can_prepare else self.process
         self.system.put(PreparedBranch(branch_id, rows, holder=holder, staging=names))
+        self.world.note(
+            "prepare",
+            batch=branch_id.batch_id,
+            sink=self.name,
+            part="merge",
+            name=str(branch_id),
+        )
         return (Committable(branch_id, {"staging": list(names)}),)
 
     def _are_staged(self, names: Sequence[str]) -> bool:

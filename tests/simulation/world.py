@@ -8,11 +8,12 @@ Nothing here sleeps, starts a thread or reads the machine's clock, so a seed rep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from greenlet import greenlet
+from specs.traces import Event
 
 from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
 from sparkonce.failpoints import InjectedError
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 STEP_S = 0.01
+READS: Final[Mapping[str, str]] = {
+    "log.head": "look",
+    "log.unfinished": "unfinished",
+    "log.find": "find",
+}
+"""The event of `specs.traces` for each step that reads what others change."""
 OTHER_ROWS = 10_000
 """A replay adds this to a row to give it another value; the remainder is the row's key."""
 
@@ -64,6 +71,7 @@ class World:
         self.steps = 0
         self.states: set[str] = set()
         self.lines: list[str] | None = [] if trace else None
+        self.events: list[Event] = []
         self.violation: Violation | None = None
         self.pipelines: dict[str, Line] = {}
         self.chosen: Line
@@ -83,6 +91,11 @@ class World:
         if self.lines is not None:
             who = "-" if self.driver is None else str(self.driver)
             self.lines.append(f"{self.steps:5d} {self.clock:9.2f}s {who:12s} {text}")
+
+    def note(self, what: str, **details: object) -> None:
+        """Record what has happened, for the replay through the spec."""
+        if self.driver is not None:
+            self.events.append(Event(self.driver.number, what, details))
 
     def fail(self, text: str) -> None:
         """Record a broken invariant, if it is the first, and end this driver at once."""
@@ -111,9 +124,23 @@ class World:
         fault = self.plan.at(step, others_alive=len(self.drivers) > 1)
         if self.lines is not None:
             self.trace(step + (f"  <- {fault}" if fault else ""))
+        effect = self._noting(step, effect)
         if fault is None:
             return effect()
         return self._faulty(driver, step, fault, effect)
+
+    def _noting(self, step: str, effect: Callable[[], ResultT]) -> Callable[[], ResultT]:
+        """Note what the step reads, when it has read it."""
+        what = READS.get(step)
+        if what is None:
+            return effect
+
+        def noted() -> ResultT:
+            result = effect()
+            self.note(what)
+            return result
+
+        return noted
 
     def _faulty(
         self, driver: Driver, step: str, fault: str, effect: Callable[[], ResultT]

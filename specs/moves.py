@@ -1,0 +1,71 @@
+"""How a driver goes from one part of the protocol to the next: into commits, sweeps, or its end."""
+
+from __future__ import annotations
+
+from specs.state import NOBODY, PREPARED, Branch, Driver, Model, Record, State, Steps
+
+
+def orphans(m: Model, s: State, d: int, sink: int) -> list[Branch]:
+    """What the driver aborts in the sink: prepared, with no younger token, and not named."""
+    me = s.drivers[d]
+    spared = {name.name for name in me.named}
+    oldest = me.token if me.way == "fenced" else 0
+    newest = me.token if m.has("a sweep spares the younger") else 10**6
+    return [
+        branch
+        for branch, how in s.branches
+        if how == PREPARED
+        and branch.sink == sink
+        and oldest <= branch.token <= newest
+        and branch.name not in spared
+    ]
+
+
+def leave_sweep(m: Model, s: State, d: int) -> State:
+    me = s.drivers[d]
+    s = s.move(d, named=frozenset(), todo=me.rest, rest=frozenset())
+    if me.way.endswith("again"):
+        return s.move(d, at="prepare", way="deliver")
+    if me.way == "deliver":
+        return s.move(d, at="spark commits")
+    if me.way == "recover" and me.batch < m.batches:
+        return s.move(d, at="find")
+    if me.way == "pending" and me.batch + 1 < m.batches:
+        return s.move(d, at="find", batch=me.batch + 1)
+    return s.stop(d)
+
+
+def to_commit(s: State, d: int, record: Record) -> State:
+    todo = frozenset(name.sink for name in record.names)
+    if not todo:
+        return s.move(d, at="complete", record=record, made=())
+    return s.move(
+        d,
+        at="commit",
+        record=record,
+        todo=todo,
+        made=(),
+        attempts=0,
+        lost=frozenset(),
+        unsure=frozenset(),
+    )
+
+
+def to_sweep(s: State, d: int) -> State:
+    return s.move(d, at="names", record=None, lost=frozenset(), replay=NOBODY)
+
+
+def to_last_sweep(s: State, d: int, way: str) -> State:
+    """Sweep, and stop: the driver keeps only what it needs for that."""
+    me = s.drivers[d]
+    drivers = list(s.drivers)
+    drivers[d] = Driver("names", way, log=me.log, token=me.token)
+    return s._replace(drivers=tuple(drivers))
+
+
+def fenced(s: State, d: int) -> Steps:
+    """A newer driver holds the pipeline: abort what is prepared under the own token, and stop."""
+    me = s.drivers[d]
+    yield "is fenced", s.stop(d)
+    if me.way in {"deliver", "pending"} and s.logs[me.log].token != me.token:
+        yield "is fenced, and sweeps", to_last_sweep(s, d, "fenced")

@@ -1,0 +1,186 @@
+"""The state of the model: everything that outlives a step, as frozen values.
+
+    logs[c].records[n]   the record of batch n          committed   the highest batch that Spark's
+    branches             (branch, how it is) pairs                  commit log has
+    drivers[d]           where each driver is           flight      a write on its way to a log
+
+A branch stands for all that one sink holds of one attempt to write a batch. `copy` is the log that
+its driver uses; names do not show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+PREPARED, DECIDED, COMPLETE, ABANDONED = "prepared", "decided", "complete", "abandoned"
+VISIBLE, ABORTED, LOST, TWICE = "visible", "aborted", "lost", "twice"
+UNFINISHED = (PREPARED, DECIDED)
+NOBODY = -1
+
+
+class Branch(NamedTuple):
+    batch: int
+    sink: int
+    token: int
+    attempt: int = 0
+    copy: int = 0
+
+    @property
+    def name(self) -> tuple[int, ...]:
+        return self[:4]
+
+
+class Record(NamedTuple):
+    """A record of the log; `ruled` are the sinks whose branch an operator has ruled out."""
+
+    batch: int
+    state: str
+    token: int
+    names: tuple[Branch, ...]
+    revision: int = 0
+    ruled: frozenset[int] = frozenset()
+
+    def branch(self, sink: int) -> Branch | None:
+        return next((name for name in self.names if name.sink == sink), None)
+
+
+class Log(NamedTuple):
+    token: int
+    records: tuple[Record | None, ...]
+
+    def next_batch(self) -> int:
+        known = [record for record in self.records if record is not None]
+        return known[-1].batch + (known[-1].state != ABANDONED) if known else 0
+
+    def unfinished(self) -> list[Record]:
+        return [r for r in self.records if r is not None and r.state in UNFINISHED]
+
+    def with_record(self, record: Record) -> Log:
+        before, after = self.records[: record.batch], self.records[record.batch + 1 :]
+        return self._replace(records=(*before, record, *after))
+
+
+class Driver(NamedTuple):
+    """One driver: `at` names the step that it takes next, and `way` what follows that part.
+
+    `record` is the record in its hands, as it last saw it; `made` what it has prepared for the
+    next write of the log; `todo` the sinks that the present part has not reached; `named` what its
+    sweep spares; `seen` the token, and `met` the entry, that it found before it began.
+    """
+
+    at: str = "off"
+    way: str = ""
+    waits: bool = False
+    log: int = 0
+    token: int = 0
+    batch: int = 0
+    seen: int = 0
+    met: int = 0
+    entry: int = 0
+    replay: int = NOBODY
+    attempts: int = 0
+    record: Record | None = None
+    made: tuple[Branch, ...] = ()
+    todo: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()
+    unsure: frozenset[int] = frozenset()
+    named: frozenset[Branch] = frozenset()
+    rest: frozenset[int] = frozenset()
+
+
+class Flight(NamedTuple):
+    """A write of the log whose driver has no answer: it lands later, or never."""
+
+    verb: str
+    log: int
+    token: int
+    record: Record
+
+
+class State(NamedTuple):
+    logs: tuple[Log, ...]
+    committed: int
+    branches: frozenset[tuple[Branch, str]]
+    drivers: tuple[Driver, ...]
+    flight: Flight | None = None
+    operator: tuple[str, int, int, int] | None = None
+    by_hand: frozenset[tuple[int, int]] = frozenset()
+    entry: tuple[int, int, int] = (0, 0, 0)
+    faults: tuple[tuple[str, int], ...] = ()
+
+    def how(self, branch: Branch) -> str | None:
+        return next((how for known, how in self.branches if known == branch), None)
+
+    def put(self, branch: Branch, how: str) -> State:
+        others = frozenset(pair for pair in self.branches if pair[0] != branch)
+        return self._replace(branches=others | {(branch, how)})
+
+    def move(self, d: int, **changes: Any) -> State:
+        drivers = list(self.drivers)
+        drivers[d] = drivers[d]._replace(**changes)
+        return self._replace(drivers=tuple(drivers))
+
+    def stop(self, d: int) -> State:
+        drivers = list(self.drivers)
+        drivers[d] = Driver()
+        return self._replace(drivers=tuple(drivers))
+
+    def store(self, log: int, record: Record) -> State:
+        if self.logs[log].records[record.batch] == record:
+            return self
+        return self.with_log(log, self.logs[log].with_record(record))
+
+    def with_log(self, number: int, log: Log) -> State:
+        logs = list(self.logs)
+        logs[number] = log
+        return self._replace(logs=tuple(logs))
+
+    def left(self, fault: str) -> int:
+        return dict(self.faults).get(fault, 0)
+
+    def spend(self, fault: str) -> State:
+        left = {name: n - (name == fault) for name, n in self.faults}
+        return self._replace(faults=tuple(left.items()))
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is checked: the bounds, and the guards that are removed.
+
+    `faults` are how often each fault may happen; crashes and pauses are not bounded. `policies`
+    are those that a driver may have: False for immediate, True for after_checkpoint. With
+    `any_share`, a sink may get no rows of a batch, and steps come in any order. With `copies`, a
+    backup of the log may be restored, and `tokens` bounds each log's tokens.
+    """
+
+    drivers: int = 2
+    sinks: int = 2
+    batches: int = 3
+    policies: tuple[bool, ...] = (False,)
+    faults: tuple[tuple[str, int], ...] = ()
+    without: frozenset[str] = frozenset()
+    tokens: int | None = None
+    any_share: bool = False
+    copies: bool = False
+
+    def has(self, guard: str) -> bool:
+        """Whether the guard is in force; the names are those of `models.REVERTS`."""
+        return guard not in self.without
+
+    @property
+    def all_sinks(self) -> frozenset[int]:
+        return frozenset(range(self.sinks))
+
+    def next_of(self, sinks: frozenset[int]) -> Iterable[int]:
+        """The sinks that may be next: in the checker, tasks and sweeps take them in order."""
+        return sinks if self.any_share else (min(sinks),)
+
+    def first(self) -> State:
+        log = Log(0, (None,) * self.batches)
+        return State((log,), NOBODY, frozenset(), (Driver(),) * self.drivers, faults=self.faults)
+
+
+Steps = Iterable[tuple[str, State]]
+"""The steps that are possible: a name for each, and the state that follows."""
