@@ -165,10 +165,9 @@ class TasksSink(SqliteSink):
 @pytest.mark.parametrize(
     ("sink", "kills", "told"),
     [
-        (RepeatingSink, 1, r"[1-9]\d* too often"),
-        (TasksSink, [Kill("deliver.after", "all")], r"[1-9]\d* rows lost"),
+        pytest.param(RepeatingSink, 1, r"[1-9]\d* too often", id="commit", marks=pytest.mark.slow),
+        pytest.param(TasksSink, [Kill("deliver.after", "all")], r"[1-9]\d* rows lost", id="driver"),
     ],
-    ids=["commit", "driver"],
 )
 def test_mistake_that_only_a_query_shows(
     shop: Shop, tmp_path: Path, sink: type[SqliteSink], kills: int | Sequence[Kill], told: str

@@ -129,6 +129,7 @@ def kill_between_decision_and_commit(query: Remote) -> None:
     assert left_over == 0
 
 
+@pytest.mark.slow
 def test_driver_is_killed_with_its_checkpoint_on_s3a(
     server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

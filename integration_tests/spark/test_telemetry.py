@@ -75,7 +75,7 @@ def test_trace_of_a_batch_has_the_spans_of_its_executors(tmp_path: Path) -> None
             assert tasks.began_ns <= span.began_ns <= span.ended_ns <= tasks.ended_ns + 10**6
 
 
-@pytest.mark.parametrize("is_hanging", [True, False])
+@pytest.mark.parametrize("is_hanging", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_receiver_that_hangs_or_is_dead(is_hanging: bool, tmp_path: Path) -> None:
     """Every row is there, and the end of the pipeline waits for a few seconds at most."""
     with Receiver() as receiver, socket.socket() as unused:
