@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sparkonce.observe import OpenTelemetry, names, providers
 from sparkonce.observe.environment import is_exported
-from sparkonce.once import forget
+from sparkonce.once import forget, once
 from tests.support.telemetry import RUN_ID, Receiver, run
 from tests.support.world import QUERY_ID, World
 
@@ -35,10 +35,21 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No OTEL_* from outside, and no provider of another test."""
+    """No OTEL_* from outside, and no provider of another test.
+
+    A thread that goes on exporting draws random waits, which Hypothesis takes for a test's own.
+    """
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    before = set(threading.enumerate())
     yield
+    for pushes in once(providers._Own).pushing:
+        pushes.shutdown()
+    left = [t for t in threading.enumerate() if t not in before and t.name.startswith("Otel")]
+    for thread in left:
+        thread.join(60)
+        assert not thread.is_alive(), thread.name
     forget(providers._own_tracer_provider)
     forget(providers._own_meter_provider, None)
     forget(providers._Own)
