@@ -77,9 +77,9 @@ def other_log(claim: Claim, known: Known) -> ConfigurationError:
     """The checkpoint names another transaction log."""
     if claim.checkpoint_log_id == RESTORING:
         return ConfigurationError(
-            f"a savepoint is being restored into the checkpoint {claim.checkpoint}, or its restore "
-            "was interrupted: run the restore again, into an empty folder if this start has "
-            "written into this one"
+            f"a savepoint is being restored into the checkpoint {claim.checkpoint}, or that was "
+            "interrupted: run the same `sparkonce savepoint` command again (restore, fork or "
+            "rewind), into an empty folder if this start has written into this one"
         )
     return ConfigurationError(
         f"the checkpoint {claim.checkpoint} belongs to the transaction log with id "

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from sparkonce.errors import SavepointError
 
 METADATA: Final = "metadata"
 _SCHEMAS: Final = re.compile(r"state/[0-9]+/_metadata/v2/[0-9]+")
 _BEFORE: Final = re.compile(r".*?(?=/state/[0-9]+/_stateSchema/)")
 _SOURCES: Final = "sources/"
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_SHOWN: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,30 @@ class Changes:
         else:
             yield from pieces
 
+    def check_source_paths(
+        self, names: Iterable[str], content: Callable[[str], Iterable[bytes]]
+    ) -> None:
+        """Refuse new places of the input that no file would have.
+
+        Args:
+            names: of the savepoint's files.
+            content: gives a file's bytes.
+
+        Raises:
+            SavepointError: a new place is no URL, or no input file was at the old one.
+        """
+        for new in self.source_paths.values():
+            if not _URL.match(new):
+                raise SavepointError(f"--source-path: {new} is no URL: write it as file:///in")
+        logs = (b"".join(content(name)) for name in names if name.startswith(_SOURCES))
+        known = [path for log in logs for path in _paths(log.decode())]
+        for old in self.source_paths:
+            if not any(path.startswith(old) for path in known):
+                raise SavepointError(
+                    f"--source-path: no input file is below {old}: in the savepoint they are such "
+                    f"as {', '.join(known[:_SHOWN]) or 'none'}"
+                )
+
     def _moved(self, text: str) -> str:
         version, _, body = text.partition("\n")
         operator = json.loads(body)
@@ -66,6 +94,14 @@ class Changes:
                 entry["path"] = new + entry["path"].removeprefix(old)
                 break
         return json.dumps(entry, separators=(",", ":"))
+
+
+def _paths(text: str) -> Iterator[str]:
+    """The paths in the log of a file source."""
+    for line in text.splitlines():
+        entry = json.loads(line) if line.startswith("{") else None
+        if isinstance(entry, dict) and "path" in entry:
+            yield str(entry["path"])
 
 
 def _as_url(location: str) -> str:

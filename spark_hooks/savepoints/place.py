@@ -109,13 +109,13 @@ class Savepoints:
     def _damaged(self, manifest: Manifest, name: str, what: str) -> SavepointError:
         return SavepointError(
             f"the savepoint {manifest.name} in {self.address} is damaged: its file {name} {what}; "
-            "take another savepoint"
+            "restore another savepoint, or export a whole copy of this one to this place"
         )
 
     # -- making ------------------------------------------------------------------------------------
 
     def keep(self, name: str, pieces: Callable[[], Iterable[bytes] | None]) -> Stored:
-        """Keep a file of a checkpoint, unless its content is kept already.
+        """Keep a file of a checkpoint, unless its content is kept already, and whole.
 
         Raises:
             FileGoneError: the file is not there any more.
@@ -129,8 +129,18 @@ class Savepoints:
 
         stored = measured(there())
         changed = FileGoneError(f"{name}, as it was a moment ago")
-        self._folder.store(_content(stored.sha256), lambda: _checked(there(), stored, changed))
+        self._store(stored, lambda: _checked(there(), stored, changed))
         return stored
+
+    def _store(self, expected: Stored, pieces: Callable[[], Iterable[bytes]]) -> None:
+        """Write a file of this content, unless it is there; a damaged one is written again."""
+        name = _content(expected.sha256)
+        known = self._folder.pieces(name)
+        if known is not None:
+            if measured(known) == expected:
+                return
+            self._folder.delete(name)
+        self._folder.store(name, pieces)
 
     def publish(self, manifest: Manifest) -> None:
         """Make the savepoint exist; its files are kept already.
@@ -162,15 +172,15 @@ class Savepoints:
             )
 
     def export(self, manifest: Manifest, to: Savepoints, progress: Progress) -> None:
-        """Copy a savepoint to another root, with each checksum compared on the way.
+        """Copy a savepoint to another root, with each checksum compared, also of what is there.
 
-        A copy that was interrupted continues.
+        A copy that was interrupted continues, and damaged files are written again.
 
         Raises:
             SavepointError: the savepoint is damaged, or the other root has another one of its name.
         """
         for number, (name, expected) in enumerate(manifest.files.items(), start=1):
-            to._folder.store(_content(expected.sha256), partial(self.content, manifest, name))
+            to._store(expected, partial(self.content, manifest, name))
             progress(number, len(manifest.files))
         to.publish(manifest)
 

@@ -236,6 +236,8 @@ def lay_out(
 ) -> str:
     """Write the files; returns the query id, which is that of an earlier try if there was one."""
     is_again = is_laid_out(checkpoint)
+    if changes.source_paths:
+        changes.check_source_paths(manifest.files, partial(savepoints.content, manifest))
     mine = {
         "log_id": RESTORING,
         "pipeline": pipeline,

@@ -12,7 +12,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, SavepointError
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
-from sparkonce.spark_hooks.savepoints import Manifest, Savepoints
+from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, fork
 from sparkonce.spark_hooks.savepoints.closure import closure_of
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
 from sparkonce.storage import LocalFolder
@@ -331,6 +331,34 @@ def test_fork_into_the_same_target_is_refused(stage: Stage) -> None:
     assert not list(into.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("/in", "file:/moved", "no input file is below /in: .* file:/in/"),
+        ("file:/nope", "file:/moved", "no input file is below file:/nope"),
+        ("file:/in", "/moved", "/moved is no URL"),
+    ],
+)
+def test_source_path_that_leads_nowhere_is_refused(
+    stage: Stage, old: str, new: str, message: str
+) -> None:
+    """Before the fork has a name: its start would fail, and the name would be used up."""
+    manifest = stage.create(LocalFolder(stage.root), "first")
+    into = LocalFolder(stage.folder / "forked")
+    with pytest.raises(SavepointError, match=message):
+        fork(
+            Savepoints(LocalFolder(stage.root)),
+            manifest,
+            into,
+            pipeline="fork",
+            targets={"out": "file:/other"},
+            source_paths={old: new},
+            open_log=lambda: stage.log,
+        )
+    assert stage.log.pipelines() == ["orders"]
+    assert into.names("") == []
+
+
 def test_batch_that_is_not_complete_is_refused(stage: Stage) -> None:
     with pytest.raises(SavepointError, match="batch 6 .* not in the log"):
         stage.create(LocalFolder(stage.root), "first", batch=6)
@@ -355,6 +383,22 @@ def test_damaged_file_is_noticed(stage: Stage) -> None:
     into = stage.folder / "restored"
     with pytest.raises(SavepointError, match="offsets/5 does not have the checksum"):
         stage.restore(LocalFolder(into), into)
+
+
+@pytest.mark.parametrize("damage", ["longer", "of another bit"])
+def test_damaged_file_is_written_again(stage: Stage, damage: str) -> None:
+    """By the next savepoint that has its content, and by an export onto a damaged copy."""
+    first = stage.create(LocalFolder(stage.root), "first")
+    other = Savepoints(LocalFolder(stage.folder / "other"))
+    Savepoints(LocalFolder(stage.root)).export(first, other, lambda _kept, _all: None)
+    for root in (stage.root, stage.folder / "other"):
+        stored = root / "files" / first.files["offsets/5"].sha256
+        text = stored.read_text()
+        stored.write_text(text + " " if damage == "longer" else " " + text[1:])
+    stage.create(LocalFolder(stage.root), "second")
+    assert all_whole(stage.root) == ["first", "second"]
+    Savepoints(LocalFolder(stage.root)).export(first, other, lambda _kept, _all: None)
+    assert all_whole(stage.folder / "other") == ["first"]
 
 
 def test_export_is_killed_at_each_write(stage: Stage) -> None:

@@ -21,6 +21,7 @@ from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, open_checkpoint
 from sparkonce.storage import local_path
 from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.claim import RESTORING
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.rules import require_here
 
@@ -201,7 +202,14 @@ def _binding(pipeline: ExactlyOnce, checkpoint: CheckpointFiles) -> Iterator[Fin
         yield Finding(Level.ERROR, f"{error}")
         return
     log_id = pipeline.log.id_of(pipeline.name)
-    if bound is not None and bound.log_id != log_id:
+    if bound is not None and bound.log_id == RESTORING:
+        yield Finding(
+            Level.ERROR,
+            f"a savepoint command that fills {checkpoint.location} has not ended; of a rewind, "
+            "some sinks may have lost their later rows and others not",
+            "run the same `sparkonce savepoint` command again (restore, fork or rewind)",
+        )
+    elif bound is not None and bound.log_id != log_id:
         yield Finding(
             Level.ERROR,
             f"{checkpoint.location} belongs to the log with id {bound.log_id}, and log= has "
