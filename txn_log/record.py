@@ -290,6 +290,8 @@ class Head:
             A log inside the checkpoint refuses a start from any other location.
         rewound: by the id of a retired query, its last batch that still counts: the later ones were
             taken out of the sinks (`savepoint rewind`), or are being so.
+        rewinding_to: name of the savepoint that a rewind goes back to, until every sink has given
+            the later rows back; empty otherwise.
     """
 
     pipeline: str
@@ -305,6 +307,7 @@ class Head:
     moved_to: str | None = None
     checkpoint: str = ""
     rewound: Mapping[str, int] = field(default_factory=dict)
+    rewinding_to: str = ""
 
     def is_rewound(self, batch: TransactionId) -> bool:
         """Whether a rewind has taken the batch out of the sinks, or is doing so."""
@@ -320,8 +323,9 @@ class Head:
 
     def to_json(self) -> dict[str, JsonValue]:
         body = {**asdict(self), "retired": list(self.retired)}
-        if not self.rewound:  # older versions can read a head without it
-            del body["rewound"]
+        for name in ("rewound", "rewinding_to"):  # older versions can read a head without them
+            if not body[name]:
+                del body[name]
         return body
 
     @classmethod

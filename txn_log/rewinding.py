@@ -1,6 +1,6 @@
 """Goes back to a batch in the log: later ones no longer count, and a new query follows.
 
-    batches_after ─► the sinks are looked at ─► replace_query, one conditional write
+    batches_after ─► the sinks are looked at ─► replace_query ─► rows are taken back ─► end_rewind
                                                  └► the old queries never run again
 
 The records stay: they name what must be taken out of the sinks. `Head.rewound` shows that they no
@@ -82,13 +82,24 @@ def replace_query(
     log._write(write)  # noqa: SLF001 - of this package
 
 
+def end_rewind(log: TransactionLog, pipeline: str, query_id: str) -> None:
+    """Note that every sink has given its rows back; nothing if a later start or rewind came."""
+
+    def write(store: Store) -> None:
+        head = store.head(pipeline)
+        if head is not None and head.query_id == query_id and head.rewinding_to:
+            store.put_head(replace(head, rewinding_to=""))
+
+    log._write(write)  # noqa: SLF001 - of this package
+
+
 def head_after(head: Head, last: TransactionId, following: Head) -> Head:
     """The head of the query that follows `last` in place of the present one.
 
     Args:
         head: as it is.
         last: the last batch that counts.
-        following: has the new query id, run id, driver, time and checkpoint.
+        following: has the new query id, run id, driver, time and checkpoint, and what it goes to.
     """
     ended = dict.fromkeys(_queries_since(head, last), last.batch_id)
     return replace(

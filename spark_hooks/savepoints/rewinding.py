@@ -4,6 +4,7 @@
       ─► the new checkpoint, under the marker of a restore     no start is admitted there
       ─► the head, in one conditional write                    the old query never runs again
       ─► each sink takes its branches back
+      ─► the head: that has ended
       ─► the marker becomes the binding to the log             the new query may start
 
 Nothing is changed before every check has passed. From the head's write on, only this command can
@@ -37,7 +38,7 @@ from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.moving import copy
 from sparkonce.txn_log.places import place_of_log
 from sparkonce.txn_log.record import OPERATOR, Head, TransactionRecord
-from sparkonce.txn_log.rewinding import batches_after, head_after, replace_query
+from sparkonce.txn_log.rewinding import batches_after, end_rewind, head_after, replace_query
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ def rewind(
             "put right, it leaves what is left in that sink",
             error.branch_id,
         ) from error
+    end_rewind(log, pipeline, query_id)
     bind(checkpoint, read_binding(checkpoint), log.id_of(pipeline), pipeline)
     return query_id, done
 
@@ -210,6 +212,7 @@ def _replace_query(log: TransactionLog, done: Rewind, query_id: str, location: s
         driver=this_driver(),
         started_at=time.time(),
         checkpoint=location,
+        rewinding_to=manifest.name,
     )
     if batches_after(log, head, manifest.record.id) != done.records:
         raise SavepointError(f"{name!r} has continued meanwhile: stop its query, and run it again")

@@ -44,8 +44,11 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
     return {
         "name": head.pipeline,
         "moved_to": head.moved_to,
+        "rewinding_to": head.rewinding_to or None,
         "state": "moved"
         if head.moved_to is not None
+        else "rewinding"
+        if head.rewinding_to
         else "in doubt"
         if State.PREPARED in states
         else "unfinished"

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparkonce import facts
 from sparkonce.errors import ConfigurationError, FencedError, SavepointError, TakeBackRefusedError
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks import FileSink, TwoPhaseCommitSink
@@ -78,9 +79,13 @@ def test_rewind_is_killed_at_each_change(
         assert head is not None
         is_bound = (new / "sparkonce.1.json").exists()
         has_begun = head.query_id != QUERY
+        state = facts.pipeline(stage.log, head)["state"]
         if not has_begun:
             assert stage.delivered() == stage.rows_of(*range(NEWEST + 1)), moment
+            assert state == "fine", moment
             seen["old query may go on"] += 1
+        elif stage.delivered() != stage.rows_of(*range(GOOD + 1)):
+            assert state == "rewinding", moment
         if has_begun and not is_bound:
             seen["no query may start"] += 1
             for replaces in (None, head.query_id):
@@ -93,6 +98,9 @@ def test_rewind_is_killed_at_each_change(
         else:
             stage.rewind(new_folder(stage))
         assert stage.delivered() == stage.rows_of(*range(GOOD + 1)), moment
+        head = stage.log.head("orders")
+        assert head is not None
+        assert facts.pipeline(stage.log, head)["state"] == "fine", moment
         assert stage.is_refused(stage.old, QUERY, NEWEST + 1)
         stage.incarnation = stage.begin(new, query_of(new), GOOD + 1)
         stage.deliver(GOOD + 1)

@@ -242,6 +242,26 @@ def test_job_whose_pipeline_was_moved(
     assert "sparkonce recover" not in shown
 
 
+def test_rewind_that_has_not_ended_is_shown(
+    folder: Path, decided: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some sinks may have lost their later rows and others not: nothing says that all is well."""
+    log = SqliteLog(folder / "log.db")
+    head = log.head("orders")
+    assert head is not None
+    log._write(lambda store: store.put_head(replace(head, rewinding_to="before-42")))
+    log.close()
+    assert run(["status", "jobs:make"]) == FOUND
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "orders rewinding" in shown
+    assert "savepoint before-42: run the same `sparkonce savepoint rewind` command again" in shown
+    assert run(["status", "jobs:make", "--json"]) == FOUND
+    (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+    assert (found["state"], found["rewinding_to"]) == ("rewinding", "before-42")
+    assert run(["recover", "jobs:make", "--yes"]) == ERROR
+    assert "to the savepoint before-42 has not ended" in capsys.readouterr().err
+
+
 def test_doctor_looks_before_the_first_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

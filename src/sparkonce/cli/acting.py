@@ -49,6 +49,11 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint) as pipeline:
         head = head_here(pipeline.log, pipeline.name)
+        if head.rewinding_to:
+            raise ConfigurationError(
+                f"a rewind of {pipeline.name!r} to the savepoint {head.rewinding_to} has not "
+                "ended: run the same `sparkonce savepoint rewind` command again"
+            )
         place: Checkpoint = find_checkpoint(head, checkpoint)
         prepared = _prepared(pipeline)
         if abandon is not None:

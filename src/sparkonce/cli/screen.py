@@ -29,6 +29,7 @@ _STYLES = {
     "decided": "bold yellow",
     "abandoned": "bold yellow",
     "moved": "yellow",
+    "rewinding": "red",
     "rewound": "yellow",
     "error": "bold red",
     "warning": "yellow",
@@ -100,8 +101,11 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
         )
         return
     last, starts = found["last_complete"], found["starts_since_last_batch"]
+    going_to = found["rewinding_to"]
+    again = f"savepoint {going_to}: run the same `sparkonce savepoint rewind` command again"
     screen.pairs(
         [
+            *([("rewinding to", again)] if going_to else []),
             ("query", found["query_id"]),
             ("checkpoint", found["checkpoint"] or _no_checkpoint(found)),
             ("token", holder_line(found["holder"])),
