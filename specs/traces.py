@@ -294,6 +294,8 @@ def _silent(m: Model, s: State, d: int) -> Iterator[State]:
         wanted: tuple[str, ...] = (*(f"commit {k}" for k in shown[:1]), "is fenced")
     else:
         wanted = _SILENT.get(me.at, ())
+    if me.at == "names" and me.way.endswith("again"):
+        wanted = ()  # a silent interrupt: `_prepare` sees that tasks are run again
     if me.at == "abandon":  # its answer may be lost, and the write land later
         yield from (after._replace(faults=s.faults) for _, after in late(m, s, d))
     for name, after in DRIVER[me.at](m, s, d):
