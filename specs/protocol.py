@@ -254,7 +254,7 @@ def _asked(m: Model, s: State, d: int, sink: int, *, is_lost: bool) -> State:
 
 
 def lost(m: Model, s: State, d: int) -> Steps:
-    """Ask the log whether a newer driver, or an operator, ends what is lost; else one must rule."""
+    """An operator must rule, unless the log shows a newer driver, or a ruling."""
     me = s.drivers[d]
     if s.logs[me.log].token != me.token:
         yield from fenced(s, d)

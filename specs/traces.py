@@ -91,7 +91,7 @@ class Replay:
             sinks=max(1, len(places)),
             batches=batches,
             policies=(False, True),
-            faults=(("interrupt", 1), ("late", 1)),
+            faults=(("interrupt", 1), ("late", 1), ("gap", 1)),
             any_share=True,
         )
         return cls(model, first_batch, [model.first()], places=places)
@@ -256,7 +256,7 @@ class Replay:
 
     def _gap(self, d: int) -> Iterable[State]:
         """An operator has closed the gap that has refused the driver."""
-        return [after for s in self.states for _, after in close_gap(s)]
+        return [t._replace(faults=s.faults) for s in self.states for _, t in close_gap(s)]
 
 
 def _without(s: State, d: int, branch: Branch) -> State:

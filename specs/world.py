@@ -3,7 +3,7 @@
 start     a driver begins, also while others run or are paused      crash   it is gone
 lose      a sink's server drops a prepared branch                   late    a write has no answer
 straggle  a task that nobody waits for prepares                     land    … and is applied
-rule      an operator rules on a branch of a decided batch, and ends it
+rule      an operator rules on a branch of a decided batch, and ends it; or closes a gap
 restore   a copy of the log is used from now on
 """
 
@@ -195,10 +195,16 @@ def end_ruling(s: State) -> Steps:
 
 
 def close_gap(s: State) -> Steps:
-    """Spark's commit log has a batch that was abandoned: the operator deletes it there."""
+    """Spark's commit log has a batch that was abandoned: the operator deletes it there.
+
+    Drivers that were replaced may be paused meanwhile; `faults` bound how often.
+    """
     record = s.logs[-1].records[s.committed] if s.committed >= 0 else None
-    if record is not None and record.state == ABANDONED:
-        yield "the operator closes the gap", s._replace(committed=s.committed - 1)
+    is_gap = record is not None and record.state == ABANDONED
+    is_alone = all(me.at == "off" for me in s.drivers)
+    if is_gap and (is_alone or s.left("gap")):
+        after = s if is_alone else s.spend("gap")
+        yield "the operator closes the gap", after._replace(committed=s.committed - 1)
 
 
 def _naming(s: State, branch: Branch) -> list[Record]:
