@@ -32,6 +32,8 @@ def leave_sweep(m: Model, s: State, d: int) -> State:
         return s.move(d, at="find")
     if me.way == "pending" and me.batch + 1 < m.batches:
         return s.move(d, at="find", batch=me.batch + 1)
+    if me.way == "abort" and s.logs[me.log].token != me.token:
+        return to_last_sweep(s, d, "fenced")
     return s.stop(d)
 
 

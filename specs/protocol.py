@@ -31,6 +31,7 @@ from specs.state import (
     ABORTED,
     COMPLETE,
     DECIDED,
+    NOBODY,
     PREPARED,
     Branch,
     Model,
@@ -82,11 +83,12 @@ def enter(m: Model, s: State, d: int) -> Steps:
 
 
 def recover(m: Model, s: State, d: int) -> Steps:
-    """Take up the oldest record that is not finished."""
+    """Read Spark's commit log; then take up the oldest record that is not finished."""
     me = s.drivers[d]
     found = s.logs[me.log].unfinished()
-    s = s.move(d, replay=s.committed + 1, way="recover")
-    if not found or not m.has("a start recovers first"):
+    if me.replay == NOBODY:
+        yield "reads the checkpoint", s.move(d, replay=s.committed + 1, way="recover")
+    elif not found or not m.has("a start recovers first"):
         yield "look", to_sweep(s, d)
     elif found[0].state == PREPARED:
         yield "look", s.move(d, at="fate", record=found[0])
@@ -350,7 +352,7 @@ def fail(m: Model, s: State, d: int) -> Steps:
     if is_start and me.batch < m.batches:
         yield "fails, and starts again", start_again(s, d)
     if is_start or me.at in {"prepare", "check"}:
-        yield "fails", to_last_sweep(s, d, "stop")
+        yield "fails", to_last_sweep(s, d, "stop" if is_start else "abort")
     elif is_replaced and me.way in {"deliver", "pending"}:
         yield "fails, and is fenced", to_last_sweep(s, d, "fenced")
 

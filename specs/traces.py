@@ -54,6 +54,7 @@ class Impossible(Exception):  # noqa: N818 - what the model says of a step
 _SILENT: Final[Mapping[str, tuple[str, ...]]] = {
     "prepare": ("executors are lost",),
     "names": ("the log is not read",),
+    "recover": ("reads",),
     **dict.fromkeys(("fate", "check", "lost"), ("",)),
     **dict.fromkeys(("abandon", "decide", "send", "amend", "complete"), ("",)),
     "spark commits": ("Spark refuses",),
@@ -164,7 +165,10 @@ class Replay:
             begun += [s.take_token(0, first) for s in landed]
         elif begun:
             self.firsts[d] = begun[0].logs[0].since
-        return begun
+        yield from begun
+        for s in begun:  # it may be paused after it has read the checkpoint, before it looks
+            if _at(s, d) == "recover":
+                yield from _silent(self.model, s, d)
 
     def _record(self, d: int, *, batch: int, state: str, names: Sequence[str]) -> Iterable[State]:
         named = {self.branches[name] for name in names}
