@@ -234,7 +234,8 @@ def _renumber(s: State) -> State:
     used |= {r.token for r in (*records(s), *held) if r.state != COMPLETE or r.batch in batches}
     used |= set() if s.flight is None else {s.flight.token}
     is_tidy = len(used) == max(used) + 1 and not any(b.token or b.attempt for b in old)
-    if is_tidy and all(me.seen in {0, NOBODY, log.token} for me in s.drivers):
+    looks = {look for me in s.drivers for look in (me.seen, me.first)}
+    if is_tidy and log.since == log.token and looks <= {0, NOBODY, log.token}:
         return s
     return _Ranks({token: n for n, token in enumerate(sorted(used))}, old, batches).of(s)
 
@@ -254,9 +255,9 @@ class _Ranks:
             flight = flight._replace(token=self.rank[flight.token], record=record)
         found = tuple(None if r is None else self.of_record(r) for r in log.records)
         return s._replace(
-            logs=(Log(self.rank[log.token], found),),
+            logs=(Log(self.rank[log.token], found, self.rank[log.token]),),
             branches=frozenset((self.of_branch(b), how) for b, how in s.branches),
-            drivers=tuple(self.of_driver(me, log.token) for me in s.drivers),
+            drivers=tuple(self.of_driver(me, log) for me in s.drivers),
             flight=flight,
         )
 
@@ -271,13 +272,15 @@ class _Ranks:
             return Record(r.batch, r.state, 0, names, 0, r.ruled)
         return r._replace(token=self.rank[r.token], names=names)
 
-    def of_driver(self, me: Driver, newest: int) -> Driver:
+    def of_driver(self, me: Driver, log: Log) -> Driver:
         if me.at == "off":
             return me
+        newest = self.rank[log.token]  # stands for every token of the run that holds the log
         never = NOBODY if me.at == "begin" else 0  # no token equals one that is gone
         return me._replace(
             token=self.rank[me.token],
-            seen=self.rank[newest] if me.seen == newest else never,
+            seen=newest if me.seen >= log.since else never,
+            first=newest if me.first and me.first == log.since else 0,
             record=None if me.record is None else self.of_record(me.record),
             made=tuple(self.of_branch(b) for b in me.made),
             named=frozenset(self.of_branch(b) for b in me.named),

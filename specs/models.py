@@ -34,6 +34,7 @@ MODELS: Final[Mapping[str, Model]] = {
     "strays": Model(policies=IMMEDIATE, batches=1, faults=(("stray", 1), ("interrupt", 1))),
     "late writes": Model(policies=IMMEDIATE, batches=1, faults=(("late", 1),)),
     "late writes, after_checkpoint": Model(policies=AFTER, batches=1, faults=(("late", 1),)),
+    "gaps": Model(policies=AFTER, batches=1, faults=(("gap", 1),)),
     "rulings": Model(
         policies=IMMEDIATE,
         batches=1,
@@ -109,6 +110,9 @@ PROBES: Final[Mapping[str, Mapping[str, Probe]]] = {
                 for r in s.logs[0].unfinished()
             )
         ),
+    },
+    "gaps": {
+        "an operator closes a gap while a driver runs": lambda s: not s.left("gap"),
     },
     "rulings": {
         "a branch is ruled on and ended": lambda s: bool(s.by_hand),

@@ -32,6 +32,8 @@ def leave_sweep(m: Model, s: State, d: int) -> State:
         return s.move(d, at="find")
     if me.way == "pending" and me.batch + 1 < m.batches:
         return s.move(d, at="find", batch=me.batch + 1)
+    if me.way == "abort" and s.logs[me.log].token != me.token:
+        return to_last_sweep(s, d, "fenced")
     return s.stop(d)
 
 
@@ -51,6 +53,20 @@ def to_commit(s: State, d: int, record: Record) -> State:
     )
 
 
+def all_asked(m: Model, s: State, d: int) -> State:
+    """Every branch of the record has an outcome: complete it, or go on with what is lost."""
+    me = s.drivers[d]
+    assert me.record is not None
+    if not me.lost or not m.has("complete needs every branch"):
+        return s.move(d, at="complete", unsure=frozenset(), lost=frozenset())
+    if me.way == "deliver":  # Spark's replay: the lost branches are written again
+        attempts = me.record.revision + 1
+        return s.move(d, at="prepare", todo=me.lost, attempts=attempts, unsure=frozenset())
+    if me.way == "recover" and me.record.batch == me.replay:
+        return to_sweep(s, d)
+    return s.move(d, at="lost", unsure=frozenset())
+
+
 def to_sweep(s: State, d: int) -> State:
     return s.move(d, at="names", record=None, lost=frozenset(), replay=NOBODY)
 
@@ -60,6 +76,16 @@ def to_last_sweep(s: State, d: int, way: str) -> State:
     me = s.drivers[d]
     drivers = list(s.drivers)
     drivers[d] = Driver("names", way, log=me.log, token=me.token)
+    return s._replace(drivers=tuple(drivers))
+
+
+def start_again(s: State, d: int) -> State:
+    """Begin once more in the same run, with the batch that Spark has planned for it."""
+    me = s.drivers[d]
+    drivers = list(s.drivers)
+    drivers[d] = Driver(
+        "begin", waits=me.waits, log=me.log, batch=me.batch, seen=NOBODY, first=me.first
+    )
     return s._replace(drivers=tuple(drivers))
 
 

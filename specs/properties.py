@@ -133,8 +133,8 @@ def fencing(m: Model, s: State, step: str, t: State) -> str | None:
     for number, (before, after) in enumerate(zip(s.logs, t.logs, strict=False)):
         if before.records != after.records and number == me.log and me.token != before.token:
             return f"{step}, with token {me.token}, writes to a log with token {before.token}"
-        if after.token != before.token != me.seen:
-            return f"{step}, and fences a driver that began after it looked"
+        if after.token != before.token and max(me.seen, me.first) < before.since:
+            return f"{step}, and fences a run that began after it looked"
     ruled = {name for r in records(s) for name in r.names if name.sink in r.ruled}
     for branch, how in t.branches - s.branches:
         is_younger = branch.token > me.token and branch not in ruled

@@ -5,6 +5,7 @@
     recover   look ─► PREPARED: fate ─► decide | abandon      DECIDED: commit… ─► complete ─► sweep
     deliver   find ─► prepare… ─► check ─► decide | hold ─► commit… ─► complete ─► sweep
                                                                └─ lost: prepare… ─► check ─► amend
+              lost, and Spark does not replay the batch: lost ─► an operator rules
 
 A guard reads `m.has("…")`: without it, a property of `properties` must fail (`models.REVERTS`).
 """
@@ -14,16 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from specs.moves import fenced, leave_sweep, orphans, to_commit, to_last_sweep, to_sweep
+from specs.moves import (
+    all_asked,
+    fenced,
+    leave_sweep,
+    orphans,
+    start_again,
+    to_commit,
+    to_last_sweep,
+    to_sweep,
+)
 from specs.rules import committed, owns, write_abandoned, write_first
 from specs.state import (
     ABANDONED,
     ABORTED,
     COMPLETE,
     DECIDED,
+    NOBODY,
     PREPARED,
     Branch,
-    Driver,
     Model,
     Record,
     State,
@@ -40,17 +50,21 @@ def look(m: Model, s: State, d: int) -> Steps:
 
 
 def begin(m: Model, s: State, d: int) -> Steps:
-    """Take the next token, unless another driver has since, or batches would be skipped."""
+    """Take the next token, unless another run has since, or batches would be skipped.
+
+    A run that starts again keeps its first look, and its own tokens make it no other run.
+    """
     me = s.drivers[d]
     log = s.logs[me.log]
     if m.tokens is not None and log.token >= m.tokens:
         return
-    is_late = log.token != me.seen
+    is_late = me.seen < log.since and not (me.first and me.first == log.since)
     is_gap = me.batch > log.next_batch()
     if (is_late and m.has("a late start is refused")) or (is_gap and m.has("a gap is refused")):
         yield "is refused", s.stop(d)
         return
-    after = s.with_log(me.log, log._replace(token=log.token + 1))
+    after = s.take_token(me.log, me.first)
+    after = after.move(d, first=after.logs[me.log].since)
     at = "enter" if m.copies else "recover"
     yield "begin, no answer", after.move(d, seen=log.token + 1)
     seen = me.seen if m.copies else 0
@@ -69,11 +83,12 @@ def enter(m: Model, s: State, d: int) -> Steps:
 
 
 def recover(m: Model, s: State, d: int) -> Steps:
-    """Take up the oldest record that is not finished."""
+    """Read Spark's commit log; then take up the oldest record that is not finished."""
     me = s.drivers[d]
     found = s.logs[me.log].unfinished()
-    s = s.move(d, replay=s.committed + 1, way="recover")
-    if not found or not m.has("a start recovers first"):
+    if me.replay == NOBODY:
+        yield "reads the checkpoint", s.move(d, replay=s.committed + 1, way="recover")
+    elif not found or not m.has("a start recovers first"):
         yield "look", to_sweep(s, d)
     elif found[0].state == PREPARED:
         yield "look", s.move(d, at="fate", record=found[0])
@@ -123,12 +138,19 @@ def decide(m: Model, s: State, d: int) -> Steps:
 
 
 def find(m: Model, s: State, d: int) -> Steps:
-    """What the log holds of the batch says where to continue."""
+    """What the log holds of the batch says where to continue.
+
+    A later driver may have completed the next batch, and dropped the record of this one.
+    """
     me = s.drivers[d]
-    record = s.logs[me.log].records[me.batch]
+    log = s.logs[me.log]
+    record = log.records[me.batch]
     s = s.move(d, record=record, way="deliver")
+    write = s.move(d, at="prepare", record=None, made=(), todo=m.all_sinks, attempts=0)
+    if log.token != me.token and log.may_forget(me.batch):
+        yield "find, and it is forgotten", write
     if record is None or record.state == ABANDONED:
-        yield "find", s.move(d, at="prepare", record=None, made=(), todo=m.all_sinks, attempts=0)
+        yield "find", write
     elif record.state == PREPARED or record.token > me.token:
         yield from fenced(s, d)
     elif record.state == DECIDED:
@@ -230,21 +252,15 @@ def _asked(m: Model, s: State, d: int, sink: int, *, is_lost: bool) -> State:
     s = s.move(d, todo=todo, lost=lost)
     if todo:
         return s
-    return _all_asked(m, s, d, s.drivers[d])
+    return all_asked(m, s, d)
 
 
-def _all_asked(m: Model, s: State, d: int, me: Driver) -> State:
-    assert me.record is not None
-    if not me.lost or not m.has("complete needs every branch"):
-        return s.move(d, at="complete", unsure=frozenset(), lost=frozenset())
-    if me.way == "deliver":  # Spark's replay: the lost branches are written again
-        attempts = me.record.revision + 1
-        return s.move(d, at="prepare", todo=me.lost, attempts=attempts, unsure=frozenset())
-    if me.way == "recover" and me.record.batch == me.replay:
-        return to_sweep(s, d)
-    if me.way == "recover":
-        return to_last_sweep(s, d, "stop")
-    return s.stop(d)
+def lost(m: Model, s: State, d: int) -> Steps:
+    """An operator must rule, unless the log shows a newer driver, or a ruling."""
+    me = s.drivers[d]
+    if s.logs[me.log].token != me.token:
+        yield from fenced(s, d)
+    yield "needs a ruling", to_last_sweep(s, d, "stop") if me.way == "recover" else s.stop(d)
 
 
 def amend(m: Model, s: State, d: int) -> Steps:
@@ -325,18 +341,23 @@ def sweep(m: Model, s: State, d: int) -> Steps:
 def fail(m: Model, s: State, d: int) -> Steps:
     """A call fails for good. Before the decision, and in a start, a sweep follows.
 
+    The same run starts again when Spark has a batch for it, if it was its start that failed.
+
     Later, only a driver that sees that it was replaced sweeps, and only its own branches. Any other
     error ends the driver at once, like a crash.
     """
     me = s.drivers[d]
     is_replaced = s.logs[me.log].token != me.token
-    if me.at == "prepare" or (me.way == "recover" and me.at in _OF_A_RECORD):
-        yield "fails", to_last_sweep(s, d, "stop")
+    is_start = me.way == "recover" and me.at in _OF_A_RECORD
+    if is_start and me.batch < m.batches:
+        yield "fails, and starts again", start_again(s, d)
+    if is_start or me.at in {"prepare", "check"}:
+        yield "fails", to_last_sweep(s, d, "stop" if is_start else "abort")
     elif is_replaced and me.way in {"deliver", "pending"}:
         yield "fails, and is fenced", to_last_sweep(s, d, "fenced")
 
 
-_OF_A_RECORD: Final = ("fate", "abandon", "decide", "commit", "complete")
+_OF_A_RECORD: Final = ("fate", "abandon", "decide", "commit", "lost", "complete")
 
 
 def spark_commits(m: Model, s: State, d: int) -> Steps:
@@ -369,6 +390,7 @@ DRIVER: Final[Mapping[str, Callable[[Model, State, int], Steps]]] = {
     "check": check,
     "send": send,
     "commit": commit,
+    "lost": lost,
     "amend": amend,
     "complete": complete,
     "names": names,

@@ -47,12 +47,20 @@ class Record(NamedTuple):
 
 
 class Log(NamedTuple):
+    """A log; `since` is the first token that the run has taken which holds it."""
+
     token: int
     records: tuple[Record | None, ...]
+    since: int = 0
 
     def next_batch(self) -> int:
         known = [record for record in self.records if record is not None]
         return known[-1].batch + (known[-1].state != ABANDONED) if known else 0
+
+    def may_forget(self, batch: int) -> bool:
+        """Whether the record is complete, and not the last one that is: `forget` of the log."""
+        done = [r.batch for r in self.records if r is not None and r.state == COMPLETE]
+        return batch in done and batch != done[-1]
 
     def unfinished(self) -> list[Record]:
         return [r for r in self.records if r is not None and r.state in UNFINISHED]
@@ -67,7 +75,8 @@ class Driver(NamedTuple):
 
     `record` is the record in its hands, as it last saw it; `made` what it has prepared for the
     next write of the log; `todo` the sinks that the present part has not reached; `named` what its
-    sweep spares; `seen` the token, and `met` the entry, that it found before it began.
+    sweep spares; `seen` the token, and `met` the entry, that it found before it began; `first` the
+    first token that its run has taken.
     """
 
     at: str = "off"
@@ -77,6 +86,7 @@ class Driver(NamedTuple):
     token: int = 0
     batch: int = 0
     seen: int = 0
+    first: int = 0
     met: int = 0
     entry: int = 0
     replay: int = NOBODY
@@ -126,6 +136,13 @@ class State(NamedTuple):
         drivers = list(self.drivers)
         drivers[d] = Driver()
         return self._replace(drivers=tuple(drivers))
+
+    def take_token(self, number: int, first: int) -> State:
+        """Give the log's next token to a run that has taken `first` before; 0 if it had none."""
+        log = self.logs[number]
+        token = log.token + 1
+        since = log.since if first and first == log.since else token
+        return self.with_log(number, log._replace(token=token, since=since))
 
     def store(self, log: int, record: Record) -> State:
         if self.logs[log].records[record.batch] == record:

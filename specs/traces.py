@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 from specs.moves import leave_sweep, orphans
@@ -28,7 +29,7 @@ from specs.state import (
     Model,
     State,
 )
-from specs.world import land, late
+from specs.world import close_gap, land, late
 
 
 class Event(NamedTuple):
@@ -36,8 +37,8 @@ class Event(NamedTuple):
 
     Attributes:
         driver: which driver; they are numbered from 0.
-        what: plan, look, begin, unfinished, find, prepare, record, show, abort, lost, stray or
-            spark, each a method of `Replay`.
+        what: plan, look, begin, unfinished, find, prepare, record, show, abort, lost, stray,
+            spark or gap, each a method of `Replay`.
         details: of the event; JSON values.
     """
 
@@ -53,7 +54,8 @@ class Impossible(Exception):  # noqa: N818 - what the model says of a step
 _SILENT: Final[Mapping[str, tuple[str, ...]]] = {
     "prepare": ("executors are lost",),
     "names": ("the log is not read",),
-    **dict.fromkeys(("fate", "check"), ("",)),
+    "recover": ("reads",),
+    **dict.fromkeys(("fate", "check", "lost"), ("",)),
     **dict.fromkeys(("abandon", "decide", "send", "amend", "complete"), ("",)),
     "spark commits": ("Spark refuses",),
 }
@@ -73,6 +75,9 @@ class Replay:
     branches: dict[str, Branch] = field(default_factory=dict)
     places: dict[tuple[str, object], int] = field(default_factory=dict)
     plans: dict[int, tuple[bool, int]] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)
+    firsts: dict[int, int] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: count(1000))
 
     @classmethod
     def of(cls, events: Sequence[Event], first_batch: int, batches: int) -> Replay:
@@ -87,7 +92,7 @@ class Replay:
             sinks=max(1, len(places)),
             batches=batches,
             policies=(False, True),
-            faults=(("interrupt", 1), ("late", 1)),
+            faults=(("interrupt", 1), ("late", 1), ("gap", 1)),
             any_share=True,
         )
         return cls(model, first_batch, [model.first()], places=places)
@@ -135,10 +140,13 @@ class Replay:
             yield _begun(s, d, waits=waits, batch=s.committed + 1)
 
     def _look(self, d: int) -> Iterable[State]:
-        waits, batch = self.plans[d]  # a run may start once more, for the batch that it planned
+        """A run may start once more, with the batch that it planned and what it first saw."""
+        waits, batch = self.plans[d]
+        seen = self.seen.setdefault(d, self.states[0].logs[0].token)
         for s in self.states:
             begun = _begun(s, d, waits=waits, batch=batch)
-            yield from (after for _, after in DRIVER["look"](self.model, begun, d))
+            for _, after in DRIVER["look"](self.model, begun, d):
+                yield after.move(d, seen=seen, first=self.firsts.get(d, 0))
 
     def _unfinished(self, d: int) -> Iterable[State]:
         return self._after(
@@ -151,7 +159,16 @@ class Replay:
     # -- the log -------------------------------------------------------------------------------
 
     def _begin(self, d: int) -> Iterable[State]:
-        return self._after(d, lambda s, name, t: t.logs[0].token == s.logs[0].token + 1)
+        begun = list(self._after(d, lambda s, name, t: t.logs[0].token == s.logs[0].token + 1))
+        if first := self.firsts.get(d):  # or an earlier try lands now
+            landed = [s for s in self.states if s.logs[0].since == first and _at(s, d) != "begin"]
+            begun += [s.take_token(0, first) for s in landed]
+        elif begun:
+            self.firsts[d] = begun[0].logs[0].since
+        yield from begun
+        for s in begun:  # it may be paused after it has read the checkpoint, before it looks
+            if _at(s, d) == "recover":
+                yield from _silent(self.model, s, d)
 
     def _record(self, d: int, *, batch: int, state: str, names: Sequence[str]) -> Iterable[State]:
         named = {self.branches[name] for name in names}
@@ -195,7 +212,7 @@ class Replay:
         """Give the new branch a number of its own, which the whole replay knows it by."""
         me = s.drivers[d]
         made = next(b for b in me.made if b.sink == place)
-        number = 1000 + len(self.branches) if name not in self.branches else self.branches[name][3]
+        number = next(self.numbers) if name not in self.branches else self.branches[name][3]
         new = self.branches.setdefault(name, made._replace(attempt=number))
         others = frozenset(pair for pair in s.branches if pair[0] != made)
         s = s._replace(branches=others | {(new, PREPARED)})
@@ -204,7 +221,7 @@ class Replay:
     def _stray(self, d: int, *, batch: int, sink: str, name: str) -> Iterable[State]:
         place = next((n for (other, _), n in self.places.items() if other == sink), 0)
         token = max(s.drivers[d].token for s in self.states)
-        new = Branch(batch - self.first_batch, place, token, 1000 + len(self.branches))
+        new = Branch(batch - self.first_batch, place, token, next(self.numbers))
         self.branches[name] = new
         return [s.put(new, PREPARED) for s in self.states]
 
@@ -240,6 +257,10 @@ class Replay:
     def _spark(self, d: int, *, batch: int) -> Iterable[State]:
         number = batch - self.first_batch
         return self._after(d, lambda s, name, t: t.committed == number != s.committed)
+
+    def _gap(self, d: int) -> Iterable[State]:
+        """An operator has closed the gap that has refused the driver."""
+        return [t._replace(faults=s.faults) for s in self.states for _, t in close_gap(s)]
 
 
 def _without(s: State, d: int, branch: Branch) -> State:
@@ -277,6 +298,8 @@ def _silent(m: Model, s: State, d: int) -> Iterator[State]:
         wanted: tuple[str, ...] = (*(f"commit {k}" for k in shown[:1]), "is fenced")
     else:
         wanted = _SILENT.get(me.at, ())
+    if me.at == "names" and me.way.endswith("again"):
+        wanted = ()  # a silent interrupt: `_prepare` sees that tasks are run again
     if me.at == "abandon":  # its answer may be lost, and the write land later
         yield from (after._replace(faults=s.faults) for _, after in late(m, s, d))
     for name, after in DRIVER[me.at](m, s, d):

@@ -3,7 +3,7 @@
 start     a driver begins, also while others run or are paused      crash   it is gone
 lose      a sink's server drops a prepared branch                   late    a write has no answer
 straggle  a task that nobody waits for prepares                     land    … and is applied
-rule      an operator rules on a branch of a decided batch, and ends it
+rule      an operator rules on a branch of a decided batch, and ends it; or closes a gap
 restore   a copy of the log is used from now on
 """
 
@@ -110,10 +110,16 @@ def faults(m: Model, s: State) -> Steps:
 
 
 def late(m: Model, s: State, d: int) -> Steps:
-    """A write of the log gets no answer, and has not landed yet."""
+    """A write of the log gets no answer, and has not landed yet.
+
+    A start repeats its begin, so the late one lands while its own run has a token: it takes one
+    that nobody uses, and fences its own driver.
+    """
     me = s.drivers[d]
     if s.flight is not None or not s.left("late"):
         return
+    if me.at != "begin" and me.first and me.first == s.logs[me.log].since:
+        yield "a late begin lands", s.spend("late").take_token(me.log, me.first)
     if me.at == "send":
         record = Record(me.batch, PREPARED if me.waits else DECIDED, me.token, me.made)
         yield (
@@ -166,11 +172,8 @@ def operate(m: Model, s: State) -> Steps:
 def _ruled(s: State, record: Record, sink: int) -> State:
     """Take a token and record the ruling; these are two writes, and nothing can come between."""
     number = len(s.logs) - 1
-    log = s.logs[number]
-    log = log._replace(token=log.token + 1).with_record(
-        record._replace(ruled=record.ruled | {sink})
-    )
-    return s.with_log(number, log)._replace(operator=("end", record.batch, sink, 0))
+    after = s.take_token(number, 0).store(number, record._replace(ruled=record.ruled | {sink}))
+    return after._replace(operator=("end", record.batch, sink, 0))
 
 
 def end_ruling(s: State) -> Steps:
@@ -192,11 +195,16 @@ def end_ruling(s: State) -> Steps:
 
 
 def close_gap(s: State) -> Steps:
-    """Spark's commit log has a batch that was abandoned: the operator deletes it there."""
+    """Spark's commit log has a batch that was abandoned: the operator deletes it there.
+
+    Drivers that were replaced may be paused meanwhile; `faults` bound how often.
+    """
     record = s.logs[-1].records[s.committed] if s.committed >= 0 else None
     is_gap = record is not None and record.state == ABANDONED
-    if is_gap and all(me.at == "off" for me in s.drivers):
-        yield "the operator closes the gap", s._replace(committed=s.committed - 1)
+    is_alone = all(me.at == "off" for me in s.drivers)
+    if is_gap and (is_alone or s.left("gap")):
+        after = s if is_alone else s.spend("gap")
+        yield "the operator closes the gap", after._replace(committed=s.committed - 1)
 
 
 def _naming(s: State, branch: Branch) -> list[Record]:

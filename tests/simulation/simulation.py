@@ -266,6 +266,7 @@ class Simulation:
             world.states.add("an operator closes a gap")
             newest = max(record.id.batch_id for record in world.line.records())
             world.spark.delete_from(newest)
+            world.note("gap", by=driver)
         world.fail(f"I8: the last healthy driver ends with {driver.outcome!r}")
 
     def _turn_to_another_checkpoint(self) -> bool:

@@ -92,10 +92,11 @@ class World:
             who = "-" if self.driver is None else str(self.driver)
             self.lines.append(f"{self.steps:5d} {self.clock:9.2f}s {who:12s} {text}")
 
-    def note(self, what: str, **details: object) -> None:
-        """Record what has happened, for the replay through the spec."""
-        if self.driver is not None:
-            self.events.append(Event(self.driver.number, what, details))
+    def note(self, what: str, by: Driver | None = None, **details: object) -> None:
+        """Record what the running driver has done, or `by`, for the replay through the spec."""
+        driver = by or self.driver
+        if driver is not None:
+            self.events.append(Event(driver.number, what, details))
 
     def fail(self, text: str) -> None:
         """Record a broken invariant, if it is the first, and end this driver at once."""

@@ -77,6 +77,23 @@ def test_run_that_breaks_the_protocol_is_not_one_of_the_model() -> None:
         replay([*events, shown, decided], first_batch=0, batches=1)
 
 
+def _started(driver: int) -> list[Event]:
+    return [Event(driver, "plan", {"waits": False}), Event(driver, "look", {})]
+
+
+def test_a_start_is_late_only_if_another_run_has_begun() -> None:
+    """A run that begins once more, or whose first try lands late, is no other run."""
+    begin = [Event(driver, "begin", {}) for driver in range(3)]
+    again = [Event(0, "unfinished", {}), begin[0]]
+    first = [*_started(0), begin[0], *_started(1)]
+    replay([*first, *again, begin[1]], first_batch=0, batches=1)
+    replay([*first, Event(0, "look", {}), begin[0], begin[1]], first_batch=0, batches=1)
+    third = [*_started(2), begin[2]]
+    for late in (begin[0], begin[1]):
+        with pytest.raises(Impossible, match="begin"):
+            replay([*first, *third, late], first_batch=0, batches=1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_state_of_the_model(name: str) -> None:
