@@ -12,7 +12,7 @@ from specs.traces import Event, Impossible, replay
 
 from tests.simulation.replaying import replay_seeds
 
-SEEDS = 250
+SEEDS = 120
 SLOW_SEEDS = 3_000
 QUICK = (
     "a write checks the token",
