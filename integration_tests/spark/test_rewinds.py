@@ -202,6 +202,12 @@ def test_bad_code_is_taken_back(story: Story, capsys: pytest.CaptureFixture[str]
         for name in ("file", "postgres", "s3")
     }
     assert targets.everything() == before
+    kept = next(Path(story.root, "files").iterdir())
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-1] + b"?")
+    assert story.rewind("new", "--dry-run") == ERROR
+    assert "is damaged" in capsys.readouterr().err
+    kept.write_bytes(whole)
     assert story.rewind("new") == 0
     assert targets.seen() == [GOOD] * 3
     job.add(*rows(BEFORE + AFTER))

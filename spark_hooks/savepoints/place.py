@@ -93,6 +93,15 @@ class Savepoints:
             elif (found := measured(pieces)) != expected:
                 yield name, f"has {found.size:,} bytes with another checksum"
 
+    def check_whole(self, manifest: Manifest) -> None:
+        """Read every file.
+
+        Raises:
+            SavepointError: one is missing or damaged.
+        """
+        for name, what in self.verify(manifest):
+            raise self._damaged(manifest, name, what)
+
     def content(self, manifest: Manifest, name: str) -> Iterator[bytes]:
         """The bytes of a file; an error comes after the last piece if the checksum is another.
 

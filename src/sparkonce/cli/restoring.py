@@ -234,6 +234,7 @@ def rewind(
     log = use.log_now(but_not=None if dry_run else use.into)
     query_id = None
     if dry_run:
+        use.place.check_whole(use.manifest)
         found = Rewind.of(use.manifest, log, pipeline=use.name, sinks=sinks, kept=kept)
     else:
         may_fence(log, use.name, yes=yes)
