@@ -29,11 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 from sparkonce.model import BranchId, Committable, TransactionId
+from sparkonce.parallel import at_once
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import NoEntrance
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks import PostgresSink
+from sparkonce.sinks.base import AnySink
 from sparkonce.testing.services import ServiceKind, Services, start_services, unavailable
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.claim import Claim
@@ -50,7 +52,9 @@ from sparkonce.txn_log.record import (
 )
 
 KINDS: tuple[ServiceKind, ...] = ("postgres", "versitygw")
-ROWS = pa.table({"id": pa.array(range(100), pa.int64()), "name": ["a row of the batch"] * 100})
+ROWS = pa.record_batch(
+    {"id": pa.array(range(100), pa.int64()), "name": ["a row of the batch"] * 100}
+)
 
 
 def record(incarnation: Incarnation, batch_id: int, branches: int) -> TransactionRecord:
@@ -135,16 +139,23 @@ class TwoPhases(PostgresLog):
         return "for comparison"
 
 
-class OneTask:
-    """A batch of one task; notes when its rows are staged."""
+class Tasks:
+    """A batch for one sink; threads of this process stand for its tasks.
+
+    Attributes:
+        batch_id: which batch.
+        staged_at: when its rows were staged.
+    """
 
     location = "memory:/checkpoint"
     offsets = ("{}",)
 
-    def __init__(self, sink: PostgresSink) -> None:
+    def __init__(self, sink: AnySink, rows: pa.RecordBatch, number: int = 1) -> None:
         self.batch_id = 0
         self.staged_at = 0.0
         self._sink = sink
+        self._rows = rows
+        self._number = number
 
     def committed(self) -> int | None:
         return self.batch_id - 1
@@ -158,15 +169,19 @@ class OneTask:
     def write(
         self, incarnation: Incarnation, rewrite: Rewrite | None = None
     ) -> Mapping[str, Share]:
-        branch = BranchId(
-            incarnation.owner, self.batch_id, incarnation.token, self._sink.name, 0, self.batch_id
-        )
-        handle = self._sink.beginTransaction(branch)
-        self._sink.write(handle, ROWS.to_batches()[0])
-        staged = self._sink.preCommit(handle)
-        part = Part(0, branch.name, ROWS.nbytes, Fingerprint("a/1", len(ROWS), 0))
+        sink, rows = self._sink, self._rows
+
+        def task(n: int) -> tuple[Part, Committable]:
+            branch = BranchId(incarnation.owner, self.batch_id, incarnation.token, sink.name, 0, n)
+            handle = sink.beginTransaction(branch)
+            sink.write(handle, rows)
+            prepared = sink.preCommit(handle)
+            content = Fingerprint("a/1", rows.num_rows, n)
+            return Part(n, branch.name, rows.nbytes, content), prepared
+
+        parts, prepared = zip(*at_once(task, range(self._number)), strict=True)
         self.staged_at = time.perf_counter()
-        return {self._sink.name: Share(self._sink.target, (part,), (staged,))}
+        return {sink.name: Share(sink.target, parts, prepared)}
 
 
 def phases(dsn: str, batches: int) -> Mapping[str, Sequence[float]]:
@@ -179,7 +194,7 @@ def phases(dsn: str, batches: int) -> Mapping[str, Sequence[float]]:
         sink = PostgresSink(dsn, table=f"bench_{number}")
         sink.validate(ROWS.schema)
         claim = Claim(name.split()[0], str(uuid.uuid4()), "run", "host:1", {sink.name: "t"}, 0)
-        log, batch = kind(f"{dsn}?schema=bench_phases"), OneTask(sink)
+        log, batch = kind(f"{dsn}?schema=bench_phases"), Tasks(sink, ROWS)
         pipeline = Pipeline(name=claim.pipeline, sinks={sink.name: sink}, log=log, checkpoint=batch)
         driver = Driver.start(pipeline, claim, NoEntrance())
         assert (driver.two_phases is None) == (kind is PostgresLog)

@@ -29,63 +29,25 @@ import psycopg
 import pyarrow as pa
 from botocore.config import Config
 from confluent_kafka.admin import AdminClient, NewTopic
-from log import begin, once, record
+from log import Tasks, begin, once, record
 from rich.console import Console
 from rich.table import Table
 
 from sparkonce import failpoints, steps
-from sparkonce.model import BranchId
 from sparkonce.parallel import at_once
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import NoEntrance
 from sparkonce.protocol.pipeline import Pipeline
-from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks import FileSink, KafkaSink, PostgresSink, S3Connection, S3Sink, SqliteSink
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.services import Services, start_services
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.claim import Claim
-from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share, State
+from sparkonce.txn_log.record import State
 
 ROW = pa.record_batch({"key": ["1"], "value": ["a row of the batch"]})
 PIPELINES = 200
 INSERTED_AT_ONCE = 10_000
-
-
-@dataclass
-class ManyTasks:
-    """Batch 0, written by so many tasks with a row each; threads of this process stand for them."""
-
-    sink: AnySink
-    tasks: int
-    location: str = "memory:/checkpoint"
-    offsets: tuple[str, ...] = ("{}",)
-    batch_id: int = 0
-
-    def committed(self) -> int | None:
-        return -1
-
-    def has_offsets(self, batch_id: int) -> bool:
-        return batch_id == 0
-
-    def drain(self) -> dict[str, Fingerprint]:
-        return {}
-
-    def write(
-        self, incarnation: Incarnation, rewrite: Rewrite | None = None
-    ) -> Mapping[str, Share]:
-        del rewrite
-
-        def task(number: int) -> tuple[Part, Any]:
-            branch = BranchId(incarnation.owner, 0, incarnation.token, self.sink.name, 0, number)
-            handle = self.sink.beginTransaction(branch)
-            self.sink.write(handle, ROW)
-            prepared = self.sink.preCommit(handle)
-            return Part(number, branch.name, ROW.nbytes, Fingerprint("a/1", 1, number)), prepared
-
-        done = at_once(task, range(self.tasks))
-        parts, prepared = zip(*done, strict=True)
-        return {self.sink.name: Share(self.sink.target, parts, prepared)}
 
 
 @dataclass
@@ -115,7 +77,7 @@ def settle(sink: AnySink, tasks: int, folder: Path) -> dict[str, float]:
     """Seconds of vote, decision and recovery of one batch, and the size of its record."""
     with closing(open_log(f"sqlite:///{folder}/{sink.name}.db")) as log:
         claim = Claim("scale", str(uuid.uuid4()), "run", "host:1", {sink.name: sink.target}, 0)
-        batch = ManyTasks(sink, tasks)
+        batch = Tasks(sink, ROW, tasks)
         pipeline = Pipeline(name="scale", sinks={sink.name: sink}, log=log, checkpoint=batch)
         sink.validate(ROW.schema)
         times = Times()

@@ -59,8 +59,7 @@ def _batches(name: str, log: TransactionLog | None) -> Iterator[str]:
 
 
 def _row(record: TransactionRecord, head: Head, sinks: Sequence[str]) -> str:
-    state = "rewound" if head.is_rewound(record.id) else record.state.value
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(max(record.times.values())))
     rows = (f"{record.shares[sink].rows:,}" if sink in record.shares else "" for sink in sinks)
-    cells = (str(record.id.batch_id), state, since, *rows)
+    cells = (str(record.id.batch_id), head.state_of(record), since, *rows)
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"

@@ -74,19 +74,14 @@ def to_sweep(s: State, d: int) -> State:
 def to_last_sweep(s: State, d: int, way: str) -> State:
     """Sweep, and stop: the driver keeps only what it needs for that."""
     me = s.drivers[d]
-    drivers = list(s.drivers)
-    drivers[d] = Driver("names", way, log=me.log, token=me.token)
-    return s._replace(drivers=tuple(drivers))
+    return s.with_driver(d, Driver("names", way, log=me.log, token=me.token))
 
 
 def start_again(s: State, d: int) -> State:
     """Begin once more in the same run, with the batch that Spark has planned for it."""
     me = s.drivers[d]
-    drivers = list(s.drivers)
-    drivers[d] = Driver(
-        "begin", waits=me.waits, log=me.log, batch=me.batch, seen=NOBODY, first=me.first
-    )
-    return s._replace(drivers=tuple(drivers))
+    again = Driver("begin", waits=me.waits, log=me.log, batch=me.batch, seen=NOBODY, first=me.first)
+    return s.with_driver(d, again)
 
 
 def fenced(s: State, d: int) -> Steps:

@@ -162,7 +162,7 @@ def no_leaks(m: Model, t: State) -> bool:
     return (
         t.committed == m.batches - 1
         and all(me.at == "off" for me in t.drivers)
-        and t.operator is None
+        and t.ruling is None
         and t.flight is None
         and all(r is not None and r.state == COMPLETE for r in t.logs[-1].records)
         and not any(how == PREPARED for _, how in t.branches)

@@ -2,6 +2,7 @@
 
     logs[c].records[n]   the record of batch n          committed   the highest batch that Spark's
     branches             (branch, how it is) pairs                  commit log has
+    ruling               the batch and sink of a branch that an operator ends next
     drivers[d]           where each driver is           flight      a write on its way to a log
 
 A branch stands for all that one sink holds of one attempt to write a batch. `copy` is the log that
@@ -115,7 +116,7 @@ class State(NamedTuple):
     branches: frozenset[tuple[Branch, str]]
     drivers: tuple[Driver, ...]
     flight: Flight | None = None
-    operator: tuple[str, int, int, int] | None = None
+    ruling: tuple[int, int] | None = None
     by_hand: frozenset[tuple[int, int]] = frozenset()
     entry: tuple[int, int, int] = (0, 0, 0)
     faults: tuple[tuple[str, int], ...] = ()
@@ -127,15 +128,14 @@ class State(NamedTuple):
         others = frozenset(pair for pair in self.branches if pair[0] != branch)
         return self._replace(branches=others | {(branch, how)})
 
+    def with_driver(self, d: int, driver: Driver) -> State:
+        return self._replace(drivers=(*self.drivers[:d], driver, *self.drivers[d + 1 :]))
+
     def move(self, d: int, **changes: Any) -> State:
-        drivers = list(self.drivers)
-        drivers[d] = drivers[d]._replace(**changes)
-        return self._replace(drivers=tuple(drivers))
+        return self.with_driver(d, self.drivers[d]._replace(**changes))
 
     def stop(self, d: int) -> State:
-        drivers = list(self.drivers)
-        drivers[d] = Driver()
-        return self._replace(drivers=tuple(drivers))
+        return self.with_driver(d, Driver())
 
     def take_token(self, number: int, first: int) -> State:
         """Give the log's next token to a run that has taken `first` before; 0 if it had none."""

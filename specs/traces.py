@@ -280,9 +280,7 @@ def _at(s: State, d: int) -> str:
 
 
 def _begun(s: State, d: int, *, waits: bool, batch: int) -> State:
-    drivers = list(s.drivers)
-    drivers[d] = Driver(at="look", waits=waits, batch=batch)
-    return s._replace(drivers=tuple(drivers))
+    return s.with_driver(d, Driver(at="look", waits=waits, batch=batch))
 
 
 def _silent(m: Model, s: State, d: int) -> Iterator[State]:

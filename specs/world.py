@@ -52,7 +52,7 @@ def quiet_steps(m: Model, s: State) -> Steps:
     A step that only a fault takes has a name that ends so. An operator rules where a loss has
     stopped the pipeline, and closes a gap that a start has refused.
     """
-    if all(me.at == "off" for me in s.drivers) and s.operator is None:
+    if all(me.at == "off" for me in s.drivers) and s.ruling is None:
         lost = [(b, r) for b, how in s.branches if how in {LOST, ABORTED} for r in _naming(s, b)]
         if s.flight is not None:
             yield from land(m, s)
@@ -156,7 +156,7 @@ def operate(m: Model, s: State) -> Steps:
     """
     yield from close_gap(s)
     yield from end_ruling(s)
-    if s.operator is not None or not s.left("ruling"):
+    if s.ruling is not None or not s.left("ruling"):
         return
     for branch, how in s.branches:
         if how in {PREPARED, LOST, ABORTED}:
@@ -165,7 +165,7 @@ def operate(m: Model, s: State) -> Steps:
                 yield "the operator rules", ruled
                 if all(me.at != "commit" or branch.sink in me.unsure for me in s.drivers):
                     place = (record.batch, branch.sink)
-                    by_hand = ruled._replace(operator=None, by_hand=s.by_hand | {place})
+                    by_hand = ruled._replace(ruling=None, by_hand=s.by_hand | {place})
                     yield "the operator rules, and reaches no sink", by_hand
 
 
@@ -173,18 +173,18 @@ def _ruled(s: State, record: Record, sink: int) -> State:
     """Take a token and record the ruling; these are two writes, and nothing can come between."""
     number = len(s.logs) - 1
     after = s.take_token(number, 0).store(number, record._replace(ruled=record.ruled | {sink}))
-    return after._replace(operator=("end", record.batch, sink, 0))
+    return after._replace(ruling=(record.batch, sink))
 
 
 def end_ruling(s: State) -> Steps:
     """End the branch; if it is not visible, its rows are entered manually."""
-    if s.operator is None:
+    if s.ruling is None:
         return
-    _, batch, sink, _ = s.operator
+    batch, sink = s.ruling
     record = s.logs[-1].records[batch]
     assert record is not None
     branch = record.branch(sink)
-    s = s._replace(operator=None)
+    s = s._replace(ruling=None)
     if branch is None:
         return
     if s.how(branch) == PREPARED:

@@ -32,6 +32,7 @@ __all__ = ["ResultT", "Store", "TransactionLog", "no_log"]
 ResultT = TypeVar("ResultT")
 
 _HIGHEST_BATCH: Final = 2**63 - 1
+"""The highest number that a column of a database can hold."""
 
 
 class TransactionLog(ABC):

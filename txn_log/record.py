@@ -313,6 +313,10 @@ class Head:
         """Whether a rewind has taken the batch out of the sinks, or is doing so."""
         return batch.batch_id > self.rewound.get(batch.query_id, batch.batch_id)
 
+    def state_of(self, record: TransactionRecord) -> str:
+        """The record's state, for people: "rewound" where a rewind has taken the batch out."""
+        return "rewound" if self.is_rewound(record.id) else record.state.value
+
     @property
     def is_of_operator(self) -> bool:
         """Whether a command of an operator's took the token; the driver before it is fenced."""

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from sparkonce.errors import SavepointError
 
@@ -67,7 +67,8 @@ class Changes:
             if not _URL.match(new):
                 raise SavepointError(f"--source-path: {new} is no URL: write it as file:///in")
         logs = (b"".join(content(name)) for name in names if name.startswith(_SOURCES))
-        known = [path for log in logs for path in _paths(log.decode())]
+        entries = (_file_in(line) for log in logs for line in log.decode().splitlines())
+        known = [entry["path"] for entry in entries if entry is not None]
         for old in self.source_paths:
             if not any(path.startswith(old) for path in known):
                 raise SavepointError(
@@ -86,8 +87,8 @@ class Changes:
         return f"{version}\n{json.dumps(operator, separators=(',', ':'))}"
 
     def _with_new_path(self, line: str) -> str:
-        entry = json.loads(line) if line.startswith("{") else None
-        if not isinstance(entry, dict) or "path" not in entry:
+        entry = _file_in(line)
+        if entry is None:
             return line
         for old, new in self.source_paths.items():
             if entry["path"].startswith(old):
@@ -96,12 +97,10 @@ class Changes:
         return json.dumps(entry, separators=(",", ":"))
 
 
-def _paths(text: str) -> Iterator[str]:
-    """The paths in the log of a file source."""
-    for line in text.splitlines():
-        entry = json.loads(line) if line.startswith("{") else None
-        if isinstance(entry, dict) and "path" in entry:
-            yield str(entry["path"])
+def _file_in(line: str) -> dict[str, Any] | None:
+    """The file that a line in the log of a file source names; None if it names none."""
+    entry = json.loads(line) if line.startswith("{") else None
+    return entry if isinstance(entry, dict) and "path" in entry else None
 
 
 def _as_url(location: str) -> str:

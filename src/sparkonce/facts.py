@@ -100,12 +100,11 @@ def record(found: TransactionRecord, head: Head | None = None) -> Facts:
 
     With the head, the state of a batch that a rewind took out of the sinks is "rewound".
     """
-    is_rewound = head is not None and head.is_rewound(found.id)
     return {
         "batch": found.id.batch_id,
         "pipeline": found.id.pipeline,
         "query_id": found.id.query_id,
-        "state": "rewound" if is_rewound else found.state.value,
+        "state": found.state.value if head is None else head.state_of(found),
         "token": found.token,
         "revision": found.revision,
         "offsets": list(found.offsets),

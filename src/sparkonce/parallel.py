@@ -62,7 +62,7 @@ def _submitted(
     Python refuses new work for pools after the end of a script, while a query may still run.
     """
     try:
-        return pool.submit(copy_context().run, action, item)  # so logs know the step
+        return pool.submit(copy_context().run, action, item)  # for `StepFields`
     except RuntimeError as error:
         if "shutdown" not in str(error):
             raise

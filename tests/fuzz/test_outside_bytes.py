@@ -69,7 +69,7 @@ def damaged(*whole: str) -> st.SearchStrategy[str]:
 
 
 def torn(*whole: str) -> st.SearchStrategy[str]:
-    """The begin of one of the texts."""
+    """The beginning of one of the texts."""
     ends = st.integers(min_value=0)
     return st.builds(lambda text, n: text[: n % (len(text) + 1)], st.sampled_from(whole), ends)
 

@@ -8,7 +8,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from opentelemetry import metrics, trace
@@ -24,13 +23,6 @@ from sparkonce.observe.environment import is_exported
 from sparkonce.once import forget, once
 from tests.support.telemetry import RUN_ID, Receiver, run
 from tests.support.world import QUERY_ID, World
-
-BATCHES = [[[1, 2], [3]], [[4], []]]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path, BATCHES)
 
 
 @pytest.fixture(autouse=True)

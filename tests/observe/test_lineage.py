@@ -21,17 +21,11 @@ from sparkonce.model import BranchId, Owner
 from sparkonce.observe import OpenLineage
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.support.lineage import Lineage, check, facts
-from tests.support.telemetry import RUN_ID, run
+from tests.support.telemetry import BATCHES, RUN_ID, run
 from tests.support.world import QUERY_ID, Process, World, at_point
 
-BATCHES = [[[1, 2], [3]], [[4], []]]
 BRANCH = BranchId(Owner("0" * 16, QUERY_ID), 0, 1, "left", 0, 1)
 PAIR = [("START", 0, 1), ("COMPLETE", 0, 1), ("START", 1, 1), ("COMPLETE", 1, 1)]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path, BATCHES)
 
 
 @pytest.fixture

@@ -17,12 +17,13 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from tests.simulation.coverage import PAIRS, RARE_STATES, STATES, Coverage
-from tests.simulation.replaying import Replayed, replay_seed
-from tests.simulation.simulation import simulate
+from tests.simulation.replaying import Replayed, replay_run
+from tests.simulation.simulation import Simulation, result_of, simulate
+from tests.simulation.simulation import run as run_schedule
 
 _CHUNK = 500
 _REPLAY_EVERY = 20
-"""A replay takes three times as long as its seed."""
+"""A replay takes longer than its seed."""
 
 
 def run(
@@ -36,10 +37,12 @@ def run(
     coverage = Coverage()
     try:
         for seed in range(first, first + count):
-            coverage.add(simulate(seed))
+            simulation = Simulation(seed, trace=False)
+            run_schedule(simulation)
+            coverage.add(result_of(simulation))
             if replay_every is not None and seed % replay_every == 0:
                 replayed = Replayed()
-                replay_seed(seed, replayed)
+                replay_run(simulation, replayed)
                 coverage.replayed += replayed.seeds
                 coverage.failures += [(seed, failure) for failure in replayed.failures]
             if until_red and coverage.failures:

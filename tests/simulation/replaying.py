@@ -43,20 +43,16 @@ def replay_seeds(first: int, count: int) -> Replayed:
     found = Replayed()
     try:
         for seed in range(first, first + count):
-            replay_seed(seed, found)
+            simulation = Simulation(seed, trace=False)
+            run(simulation)
+            replay_run(simulation, found)
     finally:
         logging.disable(logging.NOTSET)
     return found
 
 
-def replay_seed(seed: int, found: Replayed) -> None:
-    """Run the seed, and replay it; the caller has silenced the log lines."""
-    simulation = Simulation(seed, trace=False)
-    run(simulation)
-    _replay(simulation, seed, found)
-
-
-def _replay(simulation: Simulation, seed: int, found: Replayed) -> None:
+def replay_run(simulation: Simulation, found: Replayed) -> None:
+    """Replay a schedule that has run."""
     world, spark = simulation.world, simulation.world.pipelines["orders"].checkpoints[0]
     is_other = simulation.is_of_format or simulation.user.is_on
     if is_other or spark.repartitioned or any(s in world.states for s in _NOT_MODELLED):
@@ -66,7 +62,7 @@ def _replay(simulation: Simulation, seed: int, found: Replayed) -> None:
     try:
         replay(events, first_batch=spark.first, batches=spark.end - spark.first)
     except Impossible as impossible:
-        found.failures.append(f"seed {seed}: {impossible}")
+        found.failures.append(f"seed {world.seed}: {impossible}")
     found.seeds += 1
     found.kinds.update(
         event.what if event.what != "record" else str(event.details["state"]) for event in events

@@ -48,10 +48,15 @@ class Result:
 def simulate(seed: int, *, trace: bool = False) -> Result:
     """Run the schedule of one seed."""
     simulation = Simulation(seed, trace=trace)
-    world = simulation.world
     run(simulation)
+    return result_of(simulation)
+
+
+def result_of(simulation: Simulation) -> Result:
+    """What came of a schedule that has run."""
+    world = simulation.world
     return Result(
-        seed,
+        world.seed,
         None if world.violation is None else str(world.violation),
         frozenset(world.plan.fired),
         frozenset(world.states),

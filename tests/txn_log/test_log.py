@@ -239,7 +239,7 @@ def test_record_of_a_newer_format_is_not_called_torn() -> None:
 
 
 def test_record_of_many_branches_is_compressed() -> None:
-    """2,000 tasks with three sinks, which would take 3 MB; a damaged byte is seen as ever."""
+    """2,000 tasks with three sinks, which would take 3 MB; a damaged byte is noticed."""
     incarnation = Incarnation("orders", Owner("0123456789abcdef", QUERY), 3)
     one = record(incarnation, 7)
     shares = {}
