@@ -90,15 +90,17 @@ def golden(*kinds: str) -> list[str]:
 )
 def test_record(decode: Callable[[str, str], object], kinds: Any, error: type[Exception]) -> None:
     whole = golden(*kinds)
+    written = [decode(each, "it") for each in whole]
 
     @fuzzed
     @given(damaged(*whole))
     def check(text: str) -> None:
+        """The checksum is of the content, not of the bytes: base64 ignores a brace among them."""
         try:
-            decode(text, "it")
+            found = decode(text, "it")
         except error:
             return
-        assert json.loads(text) in [json.loads(each) for each in whole]
+        assert found in written
 
     check()
 
