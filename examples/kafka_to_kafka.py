@@ -47,7 +47,8 @@ def make_topics() -> None:
 
 
 def make_payments(number: int) -> None:
-    producer = Producer({"bootstrap.servers": KAFKA})
+    # A retry of a producer without idempotence can change the order of a key's payments.
+    producer = Producer({"bootstrap.servers": KAFKA, "enable.idempotence": True})
     for payment in range(number):
         producer.produce(SOURCE, str(payment), key=f"customer {payment % 10}")
     producer.flush()

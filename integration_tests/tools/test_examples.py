@@ -87,7 +87,8 @@ def test_kafka_to_kafka_through_kills(kafka: KafkaServer, tmp_path: Path) -> Non
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     for made in admin.create_topics([NewTopic("payments", num_partitions=3)]).values():
         made.result(30)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    # A new topic may refuse a request once; without idempotence, the next one overtakes it.
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True})
     for number in range(PAYMENTS):
         producer.produce("payments", str(number // KEYS), key=f"key {number % KEYS}")
     producer.flush()
