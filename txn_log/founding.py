@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from sparkonce.errors import SavepointError
 from sparkonce.txn_log.base import Store, TransactionLog
@@ -28,16 +27,5 @@ def found(log: TransactionLog, head: Head, records: Iterable[TransactionRecord] 
                 f"{log.address} has a pipeline {head.pipeline!r} already: give the fork another "
                 "name"
             )
-
-    log._write(write)  # noqa: SLF001 - of this package
-
-
-def relocate(log: TransactionLog, pipeline: str, checkpoint: str) -> None:
-    """Note that the pipeline's checkpoint is at another location now."""
-
-    def write(store: Store) -> None:
-        head = store.head(pipeline)
-        if head is not None:
-            store.put_head(replace(head, checkpoint=checkpoint))
 
     log._write(write)  # noqa: SLF001 - of this package

@@ -113,15 +113,17 @@ def next_batch(newest: TransactionRecord | None, head: Head) -> int:
 def repartitioned(claim: Claim, known: Known) -> range:
     """Batches that the log does not know, in which Spark has only repartitioned its state.
 
-    The checkpoint proves it, and that nothing was read since the newest batch of the log.
+    The checkpoint proves it, and that nothing was read since the newest batch of the log, if there
+    is one: after a restore or a fork there is none yet.
     """
-    newest, shown = known.newest, claim.offsets.get(claim.batch_id - 1)
+    head, newest, shown = known.head, known.newest, claim.offsets.get(claim.batch_id - 1)
     nothing = range(0)
-    if newest is None or newest.state is State.ABANDONED or shown is None:
+    if head is None or head.query_id != claim.query_id or shown is None:
         return nothing
-    missing = range(newest.id.batch_id + 1, claim.batch_id)
-    is_proven = len(missing) <= claim.repartitions and tuple(shown) == newest.offsets
-    return missing if is_proven else nothing
+    if newest is not None and (newest.state is State.ABANDONED or newest.offsets != tuple(shown)):
+        return nothing
+    missing = range(next_batch(newest, head), claim.batch_id)
+    return missing if len(missing) <= claim.repartitions else nothing
 
 
 # -- the driver ------------------------------------------------------------------------------------

@@ -288,8 +288,9 @@ class Head:
         moved_to: address of the log that the pipeline was moved to; this log takes no more writes.
         checkpoint: location of the query's checkpoint at the last run; empty if it is not known.
             A log inside the checkpoint refuses a start from any other location.
-        rewound: by the id of a retired query, its last batch that still counts: the later ones were
-            taken out of the sinks (`savepoint rewind`), or are being so.
+        rewound: by the id of a retired query, its last batch that still counts: there are no later
+            ones (`savepoint restore`), or they were taken out of the sinks (`savepoint rewind`), or
+            are being so.
         rewinding_to: name of the savepoint that a rewind goes back to, until every sink has given
             the later rows back; empty otherwise.
     """
@@ -312,6 +313,11 @@ class Head:
     def is_rewound(self, batch: TransactionId) -> bool:
         """Whether a rewind has taken the batch out of the sinks, or is doing so."""
         return batch.batch_id > self.rewound.get(batch.query_id, batch.batch_id)
+
+    def counts(self, batch: TransactionId) -> bool:
+        """Whether the present query goes on from this batch, of its own or from a savepoint."""
+        is_before = batch.query_id in self.rewound and not self.is_rewound(batch)
+        return batch.query_id == self.query_id or is_before
 
     def state_of(self, record: TransactionRecord) -> str:
         """The record's state, for people: "rewound" where a rewind has taken the batch out."""

@@ -13,7 +13,8 @@ from sparkonce.txn_log.claim import RESTORING, Claim, Known
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 
 _IF_LOST: Final = (
-    "If that checkpoint is lost, a new one must begin right after the last delivered batch: run "
+    "If that checkpoint is lost, restore a savepoint of it, or rewind to one (`sparkonce "
+    "savepoint`). Without one, a new one must begin right after the last delivered batch: run "
     "`sparkonce recover JOB`, which delivers what is decided; then `sparkonce log list JOB` shows "
     "the last batch that is complete or settled, and `sparkonce log show JOB BATCH` its source "
     "offsets. If the new checkpoint begins earlier, delivered rows would be written again."
@@ -137,12 +138,12 @@ def fresh_checkpoint(claim: Claim, head: Head) -> ConfigurationError:
 
 
 def rewound(claim: Claim, head: Head) -> ConfigurationError:
-    """A rewind has taken batches of the query out of the sinks; replaces= cannot bring it back."""
+    """A savepoint was restored, or rewound to; replaces= cannot bring the query back."""
     return ConfigurationError(
-        f"the checkpoint {claim.checkpoint} is of query {claim.query_id}, and {claim.pipeline!r} "
-        f"was rewound: the batches of that query after {head.rewound[claim.query_id]} were taken "
-        f"out of the sinks, or are being so, and it never runs again. Start the query at "
-        f"{head.checkpoint}; if its rewind was interrupted, run that command again first"
+        f"the checkpoint {claim.checkpoint} never runs again: a savepoint was restored, or rewound "
+        f"to, and {claim.pipeline!r} goes on after batch {head.rewound[claim.query_id]} of it as "
+        f"the query of {head.checkpoint}. Start that one; if the command was interrupted, run it "
+        "again first"
     )
 
 

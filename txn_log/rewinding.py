@@ -50,29 +50,26 @@ def batches_after(
 
 
 def replace_query(
-    log: TransactionLog, seen: Head, checked: Sequence[TransactionRecord], following: Head
+    log: TransactionLog, seen: Head, newest: TransactionRecord | None, following: Head
 ) -> None:
     """Write the head of the query that follows, if nothing has changed since `seen`.
 
     Args:
         log: has the pipeline.
         seen: the head for which the batches were checked.
-        checked: see `batches_after`.
+        newest: the record of its highest batch then.
         following: see `head_after`.
 
     Raises:
         SavepointError: a driver has continued. Nothing was written.
     """
     name, query_id = seen.pipeline, seen.query_id
-    newest = max((r.id.batch_id for r in checked if r.id.query_id == query_id), default=None)
 
     def write(store: Store) -> None:
         head = store.head(name)
         if head == following:  # an earlier try of this call
             return
-        record = store.newest(name, query_id)
-        is_same = record is None or not record.state.is_finished or record.id.batch_id == newest
-        if head != seen or store.unfinished(name) or not is_same:
+        if head != seen or store.unfinished(name) or store.newest(name, query_id) != newest:
             raise SavepointError(
                 f"{name!r} has continued meanwhile, and nothing was changed: stop its query, and "
                 "run the command again"

@@ -80,20 +80,18 @@ def begin(
     )
     head = admit(claim, known, now)
     for batch_id in repartitioned(claim, known):
-        store.put(_without_rows(claim, known, batch_id, head.token, now))
+        store.put(_without_rows(claim, batch_id, head.token, now))
     store.put_head(head)
     return head, before
 
 
-def _without_rows(
-    claim: Claim, known: Known, batch_id: int, token: int, now: float
-) -> TransactionRecord:
+def _without_rows(claim: Claim, batch_id: int, token: int, now: float) -> TransactionRecord:
     """The record of a batch in which Spark has only repartitioned its state."""
     return TransactionRecord(
         TransactionId(claim.pipeline, claim.query_id, batch_id),
         token,
         State.COMPLETE,
-        () if known.newest is None else known.newest.offsets,
+        tuple(claim.offsets[claim.batch_id - 1]),
         {},
         {State.DECIDED: now, State.COMPLETE: now},
     )

@@ -82,12 +82,11 @@ def test_repartitioned_query_continues(
     story.run(range(2, 4))
     assert story.batches() == [0, 1, 2, 3, 4]
     assert story.command("create", "--name", "more") == 0
-    story.continue_in("restore", "more")
-    story.run(range(4, 5))
+    story.continue_in("restore", "more", "--yes")
     story.repartition(1)
-    story.run(range(5, 6))
+    story.run(range(4, 6))
     assert story.command("create", "--name", "fewer") == 0
-    story.continue_in("restore", "fewer")
+    story.continue_in("restore", "fewer", "--yes")
     story.run(range(6, 7))
     story.continue_in("rewind", "before", "--yes")
     assert delivered(story.job.out) == counted(range(2))

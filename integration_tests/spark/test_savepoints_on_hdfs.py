@@ -82,12 +82,12 @@ def test_savepoint_on_hdfs(story: Story, capsys: pytest.CaptureFixture[str]) -> 
     assert (listed["name"], listed["batch"]) == ("good", BEFORE - 1)
     assert story.command("verify", "good") == 0
 
-    assert story.command("restore", "good", *story.into("restored"), of="orders") == 0
+    assert story.command("restore", "good", *story.into("restored"), "--yes", of="orders") == 0
     story.job.checkpoint = f"{story.url}/restored"
     story.run(range(BEFORE, BEFORE + AFTER))
     assert delivered(story.job.out) == counted(range(BEFORE + AFTER))
 
-    assert story.command("restore", "good", *story.into("late"), of="orders") == ERROR
+    assert story.command("restore", "good", *story.into("late"), "--yes", of="orders") == ERROR
     assert story.command("fork", "good", *story.into("forked"), of="fork") == 0
     before, story.job.checkpoint = story.job.checkpoint, f"{story.url}/forked"
     story.run(range(0), "fork")

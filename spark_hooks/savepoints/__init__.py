@@ -1,8 +1,8 @@
 """Savepoints: copies of a query's checkpoint at a complete batch, which the user makes and owns.
 
     creating    a running query's checkpoint ─► a savepoint
-    restoring   a savepoint ─► a checkpoint: restore, fork
-    rewinding   the same, after the sinks have gone back to its batch
+    restoring   a savepoint ─► the checkpoint of another pipeline, or of one whose log is lost
+    rewinding   a savepoint ─► a checkpoint with which its own pipeline goes on: restore, rewind
     retention   whether Kafka still has the input that follows
     place       where savepoints are: read, verify, delete
     manifest    what one says of itself
@@ -16,7 +16,17 @@ from __future__ import annotations
 from sparkonce.spark_hooks.savepoints.creating import Hold, create
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
 from sparkonce.spark_hooks.savepoints.place import Savepoints
-from sparkonce.spark_hooks.savepoints.restoring import fork, restore
-from sparkonce.spark_hooks.savepoints.rewinding import Rewind, rewind
+from sparkonce.spark_hooks.savepoints.restoring import fork, restore_lost
+from sparkonce.spark_hooks.savepoints.rewinding import Rewind, restore, rewind
 
-__all__ = ["Hold", "Manifest", "Rewind", "Savepoints", "create", "fork", "restore", "rewind"]
+__all__ = [
+    "Hold",
+    "Manifest",
+    "Rewind",
+    "Savepoints",
+    "create",
+    "fork",
+    "restore",
+    "restore_lost",
+    "rewind",
+]

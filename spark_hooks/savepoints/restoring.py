@@ -1,9 +1,10 @@
-"""Makes a checkpoint from a savepoint: the same pipeline continues, or another one begins there.
+"""Makes a checkpoint from a savepoint, under a query id that no other checkpoint has.
 
     marker ─► files, by checksum ─► the log ─► the marker becomes the binding to the log
 
-    restore   the same query id: the log has nothing after the batch
-    fork      a query id and a pipeline of its own, which share no target with the first ones
+    fork           another pipeline begins there, which shares no target with the first one
+    restore_lost   the same pipeline, whose log was lost with its checkpoint
+    rewinding      the same pipeline, with its log
 
 The marker is the checkpoint's binding to a log that does not exist, so the identity guard refuses
 a start until the restore has ended. Each step can be repeated: run the command again.
@@ -27,61 +28,63 @@ from sparkonce.spark_hooks.savepoints.place import Savepoints, measured
 from sparkonce.storage import FileSystemFolder
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.claim import RESTORING
-from sparkonce.txn_log.founding import found, relocate
-from sparkonce.txn_log.identity import next_batch
-from sparkonce.txn_log.moving import copy
-from sparkonce.txn_log.places import place_of_log
-from sparkonce.txn_log.record import OPERATOR, Head
+from sparkonce.txn_log.founding import found
+from sparkonce.txn_log.record import OPERATOR
+from sparkonce.txn_log.rewinding import head_after
 
 _MARKER: Final = "sparkonce.json"
 _OURS: Final = (_MARKER, "sparkonce.1.json", "sparkonce-log/", "sparkonce-drivers/")
 
 OpenLog = Callable[[], TransactionLog]
-"""Opens the log that the restored pipeline will use; a log inside the checkpoint is made there."""
+"""Opens the log that the pipeline will use; a log inside the checkpoint is made there."""
 
 
-def restore(
+def restore_lost(
     savepoints: Savepoints,
     manifest: Manifest,
     checkpoint: FileSystemFolder,
     *,
     pipeline: str,
+    source_paths: Mapping[str, str] | None = None,
     open_log: OpenLog,
-    parent_log: TransactionLog | None,
-) -> None:
-    """Make a checkpoint with which the savepoint's own pipeline continues.
+) -> str:
+    """Make a checkpoint with which the pipeline goes on, whose own was lost with the log in it.
+
+    What it has delivered after the savepoint is not known, and comes again. The lost checkpoint
+    must never run again.
 
     Args:
         savepoints: where the savepoint is.
         manifest: its own.
         checkpoint: the new checkpoint's folder, which is empty.
-        pipeline: name of the pipeline that is to continue.
+        pipeline: name of the pipeline that is to go on.
+        source_paths: see `fork`.
         open_log: see `OpenLog`.
-        parent_log: the log of the savepoint's pipeline, as it is now; None if it is lost, with the
-            checkpoint that it was in. That checkpoint must never run again.
+
+    Returns:
+        The new query id.
 
     Raises:
-        SavepointError: the pipeline has delivered later batches, or has unfinished ones; or the
-            folder is not empty. Nothing was changed.
+        SavepointError: the savepoint is of another pipeline, or the folder is not empty. Nothing
+            was changed.
         LogError: run it again.
     """
-    if pipeline != manifest.head.pipeline:
-        raise SavepointError(
-            f"the savepoint {manifest.name} is of pipeline {manifest.head.pipeline!r}, not of "
-            f"{pipeline!r}: restore it under its own name, or fork it"
-        )
-    if parent_log is not None:
-        _check_nothing_after(parent_log, manifest)
-    changes = Changes(manifest.head.query_id, checkpoint.location)
-    lay_out(savepoints, manifest, checkpoint, pipeline, changes)
+    check_is_of(manifest, pipeline)
+    changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})
+    query_id = lay_out(savepoints, manifest, checkpoint, pipeline, changes)
     log = open_log()
-    if parent_log is None:
-        _found_again(log, manifest, checkpoint.location)
-    elif log.log_id != parent_log.log_id:
-        _check_not_lost_since(parent_log, log, pipeline)
-        copy(parent_log, log, pipeline)
-        relocate(log, pipeline, checkpoint.location)
+    following = replace(
+        manifest.head,
+        query_id=query_id,
+        run_id=f"{OPERATOR}restore of {manifest.name}",
+        log_id=manifest.log_id,
+        moved_to=None,
+        checkpoint=checkpoint.location,
+    )
+    head = head_after(manifest.head, manifest.record.id, following)
+    found(log, head, [manifest.record])
     bind(checkpoint, read_binding(checkpoint), log.id_of(pipeline), pipeline)
+    return query_id
 
 
 def fork(
@@ -155,73 +158,13 @@ def _check_targets(manifest: Manifest, targets: Mapping[str, str], shared: Itera
             )
 
 
-# -- the log ---------------------------------------------------------------------------------------
-
-
-def _check_nothing_after(log: TransactionLog, manifest: Manifest) -> None:
-    name, batch = manifest.head.pipeline, manifest.batch
-    head = log.head(name)
-    if head is None or head.query_id != manifest.head.query_id:
-        bound = "does not know it" if head is None else f"has bound it to query {head.query_id}"
+def check_is_of(manifest: Manifest, pipeline: str) -> None:
+    """Refuse the savepoint of another pipeline."""
+    if pipeline != manifest.head.pipeline:
         raise SavepointError(
-            f"the savepoint {manifest.name} is of query {manifest.head.query_id} of {name!r}, and "
-            f"the log {log.address} {bound}: fork the savepoint, or rewind to it"
+            f"the savepoint {manifest.name} is of pipeline {manifest.head.pipeline!r}, not of "
+            f"{pipeline!r}: use it with its own job, or fork it"
         )
-    if head.moved_to is not None and place_of_log(log.address) is not None:
-        return  # an earlier try has moved it with the checkpoint; `copy` continues, or refuses
-    check_is_settled(log, head)
-    if next_batch(log.newest(name, head.query_id), head) != batch + 1:
-        newest = log.newest(name, head.query_id)
-        upto = batch if newest is None else newest.id.batch_id
-        raise SavepointError(
-            f"the sinks of {name!r} have every batch up to {upto}, and the savepoint "
-            f"{manifest.name} ends with batch {batch}: what came after would be delivered twice. "
-            "Take a savepoint of now, rewind the sinks to this one, or fork it into other targets"
-        )
-
-
-def check_is_settled(log: TransactionLog, head: Head) -> None:
-    """Refuse a log that the pipeline has left, or that has an unfinished batch of it."""
-    if head.moved_to is not None:
-        raise SavepointError(
-            f"{head.pipeline!r} was moved from {log.address} to {head.moved_to}: give the job that "
-            "log="
-        )
-    if unfinished := log.unfinished(head.pipeline):
-        raise SavepointError(
-            f"{unfinished[0].id} is not finished: run `sparkonce recover` first, with the job and "
-            "the checkpoint that it had"
-        )
-
-
-def _check_not_lost_since(parent_log: TransactionLog, log: TransactionLog, pipeline: str) -> None:
-    """Refuse a log that an earlier restore has moved here, and that was lost with its checkpoint.
-
-    The move enters the pipeline here before it closes the old place, so an earlier try has left it.
-
-    Raises:
-        SavepointError: the pipeline is closed in the old place, and not here.
-    """
-    head = parent_log.head(pipeline)
-    if head is not None and head.moved_to == log.address and log.head(pipeline) is None:
-        raise SavepointError(
-            f"{pipeline!r} was restored to {head.moved_to} before, and its log is lost there. The "
-            f"log {parent_log.address} does not know the batches since, so they would be delivered "
-            "again. If no sink has a batch after the savepoint's, pass --lost"
-        )
-
-
-def _found_again(log: TransactionLog, manifest: Manifest, location: str) -> None:
-    """Write what the savepoint holds of a log that was lost with its checkpoint."""
-    head = replace(
-        manifest.head,
-        token=manifest.head.token + 1,
-        run_id=f"{OPERATOR}restore of {manifest.name}",
-        log_id=manifest.log_id,
-        moved_to=None,
-        checkpoint=location,
-    )
-    found(log, head, [manifest.record])
 
 
 # -- the checkpoint --------------------------------------------------------------------------------
@@ -247,9 +190,7 @@ def lay_out(
     }
     checkpoint.create(_MARKER, json.dumps(mine))
     there = json.loads(checkpoint.read(_MARKER) or "{}")
-    is_new = there.get("query_id") != manifest.head.query_id
-    wanted_new = changes.query_id != manifest.head.query_id
-    if {**mine, "query_id": there.get("query_id")} != there or is_new != wanted_new:
+    if {**mine, "query_id": there.get("query_id")} != there:
         raise SavepointError(
             f"{checkpoint.address} belongs to another restore: give an empty folder"
         )

@@ -1,10 +1,12 @@
-"""Takes a pipeline back to a savepoint's batch, in the same sinks.
+"""Takes a pipeline back to a savepoint's batch: a new query goes on there, in the same sinks.
 
-    look: each sink has exactly the rows of the later batches, and can remove them
+    restore  nothing was delivered after the batch
+    rewind   each sink has exactly the rows of the later batches, and can remove them
+
       ─► the new checkpoint, under the marker of a restore     no start is admitted there
       ─► the head, in one conditional write                    the old query never runs again
-      ─► each sink takes its branches back
-      ─► the head: that has ended
+      ─► each sink takes its branches back                     (rewind)
+      ─► the head: that has ended                              (rewind)
       ─► the marker becomes the binding to the log             the new query may start
 
 Nothing is changed before every check has passed. From the head's write on, only this command can
@@ -29,7 +31,7 @@ from sparkonce.spark_hooks.savepoints.manifest import Manifest
 from sparkonce.spark_hooks.savepoints.place import Savepoints
 from sparkonce.spark_hooks.savepoints.restoring import (
     OpenLog,
-    check_is_settled,
+    check_is_of,
     is_laid_out,
     lay_out,
 )
@@ -103,6 +105,57 @@ class Rewind:
             )
 
 
+def restore(
+    savepoints: Savepoints,
+    manifest: Manifest,
+    checkpoint: FileSystemFolder,
+    *,
+    pipeline: str,
+    source_paths: Mapping[str, str] | None = None,
+    open_log: OpenLog,
+    parent_log: TransactionLog,
+) -> str:
+    """Make a checkpoint with which the savepoint's own pipeline goes on.
+
+    Args:
+        savepoints: where the savepoint is.
+        manifest: its own.
+        checkpoint: the new checkpoint's folder, which is empty.
+        pipeline: name of the pipeline that is to go on.
+        source_paths: see `restoring.fork`.
+        open_log: see `restoring.OpenLog`.
+        parent_log: the log of the savepoint's pipeline, as it is now.
+
+    Returns:
+        The new query id.
+
+    Raises:
+        SavepointError: the pipeline has delivered later batches, or has unfinished ones; or the
+            folder is not empty. Nothing was changed.
+        LogError: run it again.
+    """
+    is_laid_out(checkpoint)
+    log = _log_now(parent_log, open_log, pipeline)
+    head = _head_of(manifest, log, pipeline)
+    records = batches_after(log, head, manifest.record.id)
+    if head.rewinding_to:
+        raise SavepointError(
+            f"a rewind of {pipeline!r} to the savepoint {head.rewinding_to} has not ended: run "
+            "that again"
+        )
+    if later := [record.id.batch_id for record in records if not head.is_rewound(record.id)]:
+        raise SavepointError(
+            f"the sinks of {pipeline!r} have every batch up to {max(later)}, and the savepoint "
+            f"{manifest.name} ends with batch {manifest.batch}: what came after would be delivered "
+            "twice. Take a savepoint of now, rewind the sinks to this one, or fork it into other "
+            "targets"
+        )
+    nothing = Rewind(manifest, head, records, ())
+    return _go_back(
+        savepoints, checkpoint, nothing, source_paths=source_paths, log=log, open_log=open_log
+    )
+
+
 def rewind(
     savepoints: Savepoints,
     manifest: Manifest,
@@ -118,15 +171,15 @@ def rewind(
     """Take the later batches out of the sinks, and make a checkpoint that continues after it.
 
     Args:
-        savepoints: where the savepoint is.
-        manifest: its own.
-        checkpoint: the new checkpoint's folder, which is empty.
+        savepoints: see `restore`.
+        manifest: see `restore`.
+        checkpoint: see `restore`.
         pipeline: see `Rewind.of`.
         sinks: see `Rewind.of`.
         kept: see `Rewind.of`.
         source_paths: see `restoring.fork`.
         open_log: see `restoring.OpenLog`.
-        parent_log: the log of the savepoint's pipeline, as it is now.
+        parent_log: see `restore`.
 
     Returns:
         The new query id, and what was done.
@@ -138,15 +191,28 @@ def rewind(
         LogError: run it again.
     """
     is_laid_out(checkpoint)
-    log = parent_log
-    if _has_moved(parent_log, pipeline):  # an earlier try has moved it into the new checkpoint
-        log = _moved(parent_log, open_log(), pipeline)
+    log = _log_now(parent_log, open_log, pipeline)
     done = Rewind.of(manifest, log, pipeline=pipeline, sinks=sinks, kept=kept)
     done.check()
+    query_id = _go_back(
+        savepoints, checkpoint, done, source_paths=source_paths, log=log, open_log=open_log
+    )
+    return query_id, done
+
+
+def _go_back(
+    savepoints: Savepoints,
+    checkpoint: FileSystemFolder,
+    done: Rewind,
+    *,
+    source_paths: Mapping[str, str] | None,
+    log: TransactionLog,
+    open_log: OpenLog,
+) -> str:
+    manifest, pipeline = done.manifest, done.head.pipeline
     changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})
     query_id = lay_out(savepoints, manifest, checkpoint, pipeline, changes)
-    if log is parent_log:
-        log = _moved(parent_log, open_log(), pipeline)
+    log = _moved(log, open_log(), pipeline)
     _replace_query(log, done, query_id, checkpoint.location)
     try:
         take_back(done.removals)
@@ -159,22 +225,26 @@ def rewind(
         ) from error
     end_rewind(log, pipeline, query_id)
     bind(checkpoint, read_binding(checkpoint), log.id_of(pipeline), pipeline)
-    return query_id, done
+    return query_id
 
 
 # -- the log ---------------------------------------------------------------------------------------
 
 
 def _head_of(manifest: Manifest, log: TransactionLog, pipeline: str) -> Head:
-    if pipeline != manifest.head.pipeline:
-        raise SavepointError(
-            f"the savepoint {manifest.name} is of pipeline {manifest.head.pipeline!r}, not of "
-            f"{pipeline!r}: rewind it with its own job"
-        )
+    check_is_of(manifest, pipeline)
     head = log.head(pipeline)
     if head is None:
         raise SavepointError(f"the log {log.address} does not know {pipeline!r}")
-    check_is_settled(log, head)
+    if head.moved_to is not None:
+        raise SavepointError(
+            f"{pipeline!r} was moved from {log.address} to {head.moved_to}: give the job that log="
+        )
+    if unfinished := log.unfinished(pipeline):
+        raise SavepointError(
+            f"{unfinished[0].id} is not finished: run `sparkonce recover` first, with the job and "
+            "the checkpoint that it had"
+        )
     if log.id_of(pipeline) != manifest.log_id:
         raise SavepointError(
             f"the savepoint {manifest.name} was made with the log {manifest.log}, and "
@@ -183,15 +253,32 @@ def _head_of(manifest: Manifest, log: TransactionLog, pipeline: str) -> Head:
     return head
 
 
-def _has_moved(log: TransactionLog, pipeline: str) -> bool:
-    head = log.head(pipeline)
-    return head is not None and head.moved_to is not None and place_of_log(log.address) is not None
+def _log_now(parent: TransactionLog, open_log: OpenLog, pipeline: str) -> TransactionLog:
+    """The log that has the pipeline; an earlier try may have moved it into the new checkpoint."""
+    head = parent.head(pipeline)
+    has_moved = head is not None and head.moved_to is not None
+    is_inside = place_of_log(parent.address) is not None
+    return _moved(parent, open_log(), pipeline) if has_moved and is_inside else parent
 
 
 def _moved(parent: TransactionLog, log: TransactionLog, pipeline: str) -> TransactionLog:
-    """The log in which the pipeline goes on; a log in the old checkpoint is closed for good."""
-    if log.log_id != parent.log_id:
-        copy(parent, log, pipeline)
+    """The log in which the pipeline goes on; a log in the old checkpoint is closed for good.
+
+    Raises:
+        SavepointError: the pipeline was moved there before, and that log is lost.
+    """
+    if log.log_id == parent.log_id:
+        return log
+    head = parent.head(pipeline)
+    # The move enters the pipeline there before it closes the old place.
+    if head is not None and head.moved_to == log.address and log.head(pipeline) is None:
+        raise SavepointError(
+            f"{pipeline!r} was restored to {head.moved_to} before, and its log is lost there. The "
+            f"log {parent.address} does not know the batches since, so they would be delivered "
+            "again. If no sink has a batch after the savepoint's, pass --lost to `sparkonce "
+            "savepoint restore`"
+        )
+    copy(parent, log, pipeline)
     return log
 
 
@@ -208,12 +295,13 @@ def _replace_query(log: TransactionLog, done: Rewind, query_id: str, location: s
     following = replace(
         head,
         query_id=query_id,
-        run_id=f"{OPERATOR}rewind to {manifest.name}",
+        run_id=f"{OPERATOR}return to {manifest.name}",
         driver=this_driver(),
         started_at=time.time(),
         checkpoint=location,
-        rewinding_to=manifest.name,
+        rewinding_to=manifest.name if done.removals else "",
     )
+    newest = log.newest(name, head.query_id)
     if batches_after(log, head, manifest.record.id) != done.records:
         raise SavepointError(f"{name!r} has continued meanwhile: stop its query, and run it again")
-    replace_query(log, head, done.records, head_after(head, manifest.record.id, following))
+    replace_query(log, head, newest, head_after(head, manifest.record.id, following))

@@ -60,9 +60,7 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
         "checkpoint": head.checkpoint or None,
         "is_of_batch_jobs": head.query_id == keys.query_of(head.pipeline),
         "holder": holder(log, head),
-        "last_complete": next(
-            (record(found) for found in finished if found.id.query_id == head.query_id), None
-        ),
+        "last_complete": next((record(found) for found in finished if head.counts(found.id)), None),
         # Each start takes a token, and so does a command that fences.
         "starts_since_last_batch": head.token - max((r.token for r in finished), default=0),
         "abandoned": abandoned,

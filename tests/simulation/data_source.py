@@ -229,8 +229,7 @@ class Python(Driver):
         return head is not None and head.run_id != ticket.run.run_id
 
     def _record(self, batch_id: int) -> TransactionRecord | None:
-        records = self.line.disk.of(self.line.name)
-        return next((record for record in records if record.id.batch_id == batch_id), None)
+        return self.line.record(self.spark, batch_id)
 
 
 class Planner(Python):

@@ -39,6 +39,7 @@ _OTHER_CHECKPOINT = (
     "was made with source offsets",
     "no longer remembers batch",
     "has not begun it",
+    "never runs again",
 )
 
 

@@ -85,7 +85,7 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
 
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "folder.change": ("crash", "crash_after", "error", "lost", "pause", "pause_after"),
-    "log.found": WRITE,
+    **dict.fromkeys(("log.found", "log.replace_query", "log.end_rewind"), WRITE),
     "log.newest": ("crash", "error", "pause"),
     "log.history": ("crash", "error", "pause"),
 }

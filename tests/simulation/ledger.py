@@ -275,7 +275,7 @@ class Ledger:
             batch_id in world.driver.consumed,
             f"I5: {world.driver} did not read batch {batch_id}, so Spark's own state lags",
         )
-        record = next((r for r in self.line.records() if r.id.batch_id == batch_id), None)
+        record = self.line.record(world.spark, batch_id)
         state = None if record is None else record.state
         if batch_id in self.decided:
             # Nothing holds back the Spark of a zombie that prepared the batch and was replaced.
@@ -375,10 +375,8 @@ class Ledger:
         )
         lost = held_in & world.systems[branch_id.sink].gone
         world.require(lost, f"I1: {branch_id} is reported lost and is not")
-        # Also in the checkpoint from before a restore, if a driver there ran on: the restored one
-        # is behind the log then, and would replay the batch only later.
         excused = (
-            any(spark.committed() >= batch_id for spark in world.chosen.checkpoints)
+            world.spark.committed() >= batch_id
             or batch_id in world.spark.other_rows
             or batch_id in world.spark.repartitioned
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sparkonce.model import TransactionId
 from sparkonce.storage import FileSystemFolder
 from tests.simulation.ledger import Ledger
 
@@ -60,6 +61,10 @@ class Line:
 
     def records(self) -> list[TransactionRecord]:
         return self.disk.of(self.name)
+
+    def record(self, spark: Spark, batch_id: int) -> TransactionRecord | None:
+        """Of a batch of that checkpoint's query."""
+        return self.disk.records.get(TransactionId(self.name, spark.query_id, batch_id))
 
     def unfinished(self) -> list[TransactionRecord]:
         return self.disk.unfinished(self.name)

@@ -30,6 +30,7 @@ IDENTITY: Final = "txn_log/identity.py"
 SQLITE: Final = "txn_log/sqlite.py"
 CREATING: Final = "spark_hooks/savepoints/creating.py"
 RESTORING: Final = "spark_hooks/savepoints/restoring.py"
+REWINDING: Final = "spark_hooks/savepoints/rewinding.py"
 VERBS: Final = "sinks/verbs.py"
 COMMITTABLES: Final = "sinks/committables.py"
 FILE_SINK: Final = "sinks/file.py"
@@ -779,8 +780,8 @@ _SAVEPOINTS: Final = (
         "fork keeps the query id",
         "I6",
         RESTORING,
-        "    changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})\n",
-        "    changes = Changes(manifest.head.query_id, checkpoint.location, source_paths or {})\n",
+        "targets, shared)\n    changes = Changes(str(uuid.uuid4()), ",
+        "targets, shared)\n    changes = Changes(manifest.head.query_id, ",
         f"{_STARTS}::test_log_elsewhere[fork_whose_checkpoint_is_lost]",
     ),
     _simulated(
@@ -794,18 +795,18 @@ _SAVEPOINTS: Final = (
     _simulated(
         "restore does not look for later batches",
         "I5",
-        RESTORING,
-        "    if parent_log is not None:\n        _check_nothing_after(parent_log, manifest)\n",
-        "",
+        REWINDING,
+        "    if later := [record.id.batch_id for record in records if not head.is_rewound(record.id)]:\n",
+        "    if later := [record.id.batch_id for record in records if False]:\n",
         f"{_STARTS}::test_log_elsewhere[restored_again_while_the_first_ran_on]",
     ),
-    _simulated(
-        "restore gives the query a new id",
-        "I8",
-        RESTORING,
-        "    changes = Changes(manifest.head.query_id, checkpoint.location)\n",
-        "    changes = Changes(str(uuid.uuid4()), checkpoint.location)\n",
-        f"{_STARTS}::test_log_elsewhere[restored]",
+    _tested(
+        "restore keeps the query id",
+        "I5",
+        REWINDING,
+        "    changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})\n",
+        "    changes = Changes(manifest.head.query_id, checkpoint.location, source_paths or {})\n",
+        f"{_STARTS}::test_log_elsewhere[old_one_before_the_restored_one]",
     ),
     _simulated(
         "savepoint of a batch that is not complete",
@@ -825,9 +826,9 @@ _SAVEPOINTS: Final = (
     _tested(
         "savepoint restored into a place that has lost the log",
         "I4",
-        RESTORING,
-        "        _check_not_lost_since(parent_log, log, pipeline)\n",
-        "",
+        REWINDING,
+        "head.moved_to == log.address and log.head(pipeline) is None:\n",
+        "head.moved_to == log.address and False:\n",
         f"{_STARTS}::test_log_inside_the_checkpoint[restored_into_the_place_that_was_lost]",
     ),
 )

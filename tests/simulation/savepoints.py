@@ -1,6 +1,6 @@
 """A user who makes savepoints of a pipeline that may be running, and restores and forks them.
 
-    create ─► restore: another checkpoint of the same query; the old driver may still be paused
+    create ─► restore: another checkpoint of the pipeline; the old driver may still be paused
           └─► fork: a pipeline with its own name, on the same servers, in the same log or its own
 
 The commands are the real ones. Each is a process that may be paused or killed at every write; then
@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 from sparkonce.errors import SavepointError
 from sparkonce.protocol.pipeline import targets_of
+from sparkonce.spark_hooks.binding import read_binding
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles
 from sparkonce.spark_hooks.savepoints import (
     Manifest,
@@ -29,7 +30,9 @@ from sparkonce.spark_hooks.savepoints import (
     fork,
     restore,
     restoring,
+    rewinding,
 )
+from sparkonce.txn_log.claim import RESTORING
 from tests.simulation.drivers import Driver, Process, SimWorld
 from tests.simulation.lines import Line, MemoryFolder
 from tests.simulation.log import Disk, SimLog
@@ -51,6 +54,8 @@ def deterministic(user: User, clock: SimpleNamespace) -> Iterator[None]:
             (creating, "version", lambda _: "4.3.0"),
             (restoring, "time", clock),
             (restoring, "uuid", ids),
+            (rewinding, "time", clock),
+            (rewinding, "uuid", ids),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield
@@ -62,6 +67,7 @@ class Command(Driver):
     def __init__(self, user: User, line: Line, what: str, folder: MemoryFolder) -> None:
         super().__init__(user.world, Process(user.world, 0, line), "immediate")
         self.line = line
+        self.spark = line.spark
         self.folder = folder
         self._user = user
         self._what = what
@@ -119,16 +125,23 @@ class User:
         """Look at how the command has ended."""
         if command.outcome == "crashed" and command.folder.exists("metadata"):
             self.half = command
+        if command.outcome == "crashed":
+            self._see_whether_it_is_ready(command)
         refused = isinstance(command.outcome, SavepointError)
         if refused and self.todo and command is self._last:
             self.world.states.add(f"a {self.todo[0]} is refused")
-            if self.todo[0] == "restore" and self.rng.random() < 0.5:
+            gives_up = self.todo[0] == "restore" and self.rng.random() < 0.5
+            if gives_up and not self._must_go_on():
                 self.todo.pop(0)
 
     def finish(self) -> None:
         """After all faults, run the commands that are left, or leave them."""
+        last = self._last
+        if last is not None and self._is_running(last) and self._must_go_on():
+            last.die()
+            self._see_whether_it_is_ready(last)
         for _ in range(_TRIES):
-            if self.rng.random() < 0.1:
+            if self.rng.random() < 0.1 and not self._must_go_on():
                 return
             command = self.next_command()
             if command is None:
@@ -236,6 +249,20 @@ class User:
         if what in self.todo:
             self.todo.remove(what)
         self.half = None
+
+    def _see_whether_it_is_ready(self, command: Command) -> None:
+        """A restore that has made its last write was killed: its checkpoint is used."""
+        head, bound = command.line.head, read_binding(command.folder)
+        is_restored = head is not None and head.checkpoint == command.folder.location
+        if is_restored and bound is not None and bound.log_id != RESTORING:
+            command.line.use(self._spark_of(command, command.spark))
+            self._done("restore")
+
+    def _must_go_on(self) -> bool:
+        """Whether a restore has ended the old query, and its own checkpoint cannot start yet."""
+        orders = self.world.pipelines["orders"]
+        ready = {spark.query_id for spark in orders.checkpoints}
+        return orders.head is not None and orders.head.query_id not in ready
 
     def _is_running(self, command: Command) -> bool:
         return command.outcome is None and command.process.alive

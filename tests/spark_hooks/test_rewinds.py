@@ -401,5 +401,5 @@ def test_folder_of_another_restore_is_refused(stage: RewindStage) -> None:
 def test_old_checkpoint_is_refused_by_name(stage: RewindStage) -> None:
     query_id = stage.rewind(new_folder(stage))
     for replaces in (None, query_id):
-        with pytest.raises(ConfigurationError, match="was rewound"):
+        with pytest.raises(ConfigurationError, match="never runs again"):
             stage.begin(stage.old, QUERY, NEWEST + 1, replaces=replaces)

@@ -74,8 +74,8 @@ class Folder:
     def is_bound(self) -> bool:
         return (self.new / "sparkonce.1.json").exists()
 
-    def check_new(self, name: str, batch: int, *, moves: bool) -> str:
-        """The new checkpoint has each file of the savepoint; returns its query id."""
+    def check_new(self, name: str, batch: int) -> str:
+        """The new checkpoint has each file of the savepoint; returns its query id, a new one."""
         manifest = self.stage.place.read(name)
         for file in manifest.files:
             if file != "metadata":
@@ -83,7 +83,7 @@ class Folder:
                 assert (self.new / file).read_bytes() == expected, file
         assert manifest.batch == batch
         query_id = str(json.loads((self.new / "metadata").read_text())["id"])
-        assert (query_id != QUERY) == moves
+        assert query_id != QUERY
         return query_id
 
     def check_no_start(self, pipeline: str, batch: int, query_id: str) -> None:
@@ -105,12 +105,17 @@ def after_create(world: Folder) -> None:
 
 
 def after_restore(world: Folder) -> None:
-    if (world.new / "sparkonce.json").exists() and not world.is_bound:
-        world.check_no_start("orders", BATCHES, QUERY)
-    repeated(world, ["restore", world.job])
-    world.check_new("good", BATCHES - 1, moves=False)
     stage = world.stage
-    stage.incarnation = stage.begin(world.new, QUERY, BATCHES)
+    head = stage.log.head("orders")
+    assert head is not None
+    if head.query_id != QUERY and not world.is_bound:
+        assert stage.is_refused(stage.old, QUERY, BATCHES, replaces=head.query_id)
+    if (world.new / "sparkonce.json").exists() and not world.is_bound:
+        world.check_no_start("orders", BATCHES, head.query_id)
+    repeated(world, ["restore", world.job], "--yes")
+    assert stage.is_refused(stage.old, QUERY, BATCHES)
+    query_id = world.check_new("good", BATCHES - 1)
+    stage.incarnation = stage.begin(world.new, query_id, BATCHES)
     stage.deliver(BATCHES)
     assert stage.delivered() == stage.rows_of(*range(BATCHES + 1))
 
@@ -121,7 +126,7 @@ def after_fork(world: Folder) -> None:
     if before is not None and not world.is_bound:
         world.check_no_start("fork", BATCHES, before)
     repeated(world, ["fork", world.fork])
-    query_id = world.check_new("good", BATCHES - 1, moves=True)
+    query_id = world.check_new("good", BATCHES - 1)
     assert before in {None, query_id}
     targets = {"out": FileSink(world.folder / "fork-out").target}
     stage.begin(world.new, query_id, BATCHES, pipeline="fork", targets=targets)
@@ -141,7 +146,7 @@ def after_rewind(world: Folder) -> None:
     repeated(world, ["rewind", world.job], "--yes")
     assert stage.delivered() == stage.rows_of(0)
     assert stage.is_refused(stage.old, QUERY, BATCHES)
-    stage.incarnation = stage.begin(world.new, world.check_new("good", 0, moves=True), 1)
+    stage.incarnation = stage.begin(world.new, world.check_new("good", 0), 1)
     stage.deliver(1)
     assert stage.delivered() == stage.rows_of(0, 1)
 
@@ -185,7 +190,7 @@ def into_new(job: str) -> Callable[[Folder], list[str]]:
 
 CASES = {
     "create": Case(lambda f: [f.job, f.root, "--name", "first"], after_create, 0, (2, 14)),
-    "restore": Case(into_new("job"), after_restore, 1, (20, 46, 50)),
+    "restore": Case(lambda f: [*into_new("job")(f), "--yes"], after_restore, 1, (20, 46, 50)),
     "fork": Case(into_new("fork"), after_fork, 1, (20, 54)),
     "rewind": Case(lambda f: [*into_new("job")(f), "--yes"], after_rewind, 0, (36, 38, 40)),
     "delete": Case(lambda f: [f.root, "good"], after_delete, 1, (5, 9)),

@@ -224,21 +224,28 @@ def refused_start(stage: Stage, into: Path, pipeline: str, query_id: str) -> boo
     return False
 
 
+def query_of(checkpoint: Path) -> str:
+    return str(json.loads((checkpoint / "metadata").read_text())["id"])
+
+
 def test_restore_is_killed_at_each_write(stage: Stage) -> None:
     stage.create(LocalFolder(stage.root), "first")
     into = stage.folder / "restored"
     moments = []
-    for moment, folder in killed_at_each_change(into, lambda f: stage.restore(f, into)):
+    for moment, folder in killed_at_each_change(into, stage.restore):
         moments.append(moment)
         is_bound = (into / "sparkonce.1.json").exists()
         if (into / "metadata").exists() and not is_bound:
-            assert refused_start(stage, into, "orders", QUERY), moment
+            assert refused_start(stage, into, "orders", query_of(into)), moment
         if is_bound:
             with pytest.raises(SavepointError, match="already"):
-                stage.restore(folder, into)
+                stage.restore(folder)
         else:
-            stage.restore(folder, into)
-        assert not refused_start(stage, into, "orders", QUERY), moment
+            stage.restore(folder)
+        assert refused_start(stage, Path(stage.location), "orders", QUERY), moment
+        shown = stage.shown()
+        assert (shown["state"], shown["last_complete"]["batch"]) == ("fine", 5), moment
+        assert not refused_start(stage, into, "orders", query_of(into)), moment
         shutil.rmtree(into)
     assert len(moments) > 20
 
@@ -260,7 +267,7 @@ def test_fork_is_killed_at_each_write(stage: Stage) -> None:
             now = act(folder)
             assert before in {None, now}
             assert now not in {QUERY, *ids}
-            assert json.loads((into / "metadata").read_text()) == {"id": now}
+            assert query_of(into) == now
             assert not refused_start(stage, into, f"fork-{len(moments)}", now), moment
             ids.append(now)
         moments.append(moment)
@@ -275,7 +282,7 @@ def test_query_id_comes_last(stage: Stage) -> None:
     """
     manifest = stage.create(LocalFolder(stage.root), "first")
     into = stage.folder / "restored"
-    for moment, _ in killed_at_each_change(into, lambda f: stage.restore(f, into)):
+    for moment, _ in killed_at_each_change(into, stage.restore):
         if (into / "metadata").exists():
             assert all((into / name).exists() for name in manifest.files), moment
         shutil.rmtree(into)
@@ -290,7 +297,7 @@ def test_query_that_was_started_while_it_was_restored(stage: Stage) -> None:
             write(into, [("metadata", '{"id": "its own"}')])
 
     with pytest.raises(SavepointError, match="has metadata, which is not the savepoint's"):
-        stage.restore(Observed(into, start), into)
+        stage.restore(Observed(into, start))
     assert refused_start(stage, into, "orders", "its own")
 
 
@@ -298,17 +305,17 @@ def test_folder_that_somebody_has_used_is_refused(stage: Stage) -> None:
     """Spark was started on a checkpoint whose restore had not ended: it may hold anything."""
     stage.create(LocalFolder(stage.root), "first")
     into = stage.folder / "restored"
-    for _, folder in killed_at_each_change(into, lambda f: stage.restore(f, into)):
+    for _, folder in killed_at_each_change(into, stage.restore):
         if (into / "offsets/5").exists():
             write(into, [("offsets/6", "Spark's")])
             with pytest.raises(SavepointError, match="offsets/6"):
-                stage.restore(folder, into)
+                stage.restore(folder)
             break
     else:
         pytest.fail("no kill left half of a checkpoint")
     write(into / "elsewhere", [("file", "")])
     with pytest.raises(SavepointError, match="not empty"):
-        stage.restore(LocalFolder(into / "elsewhere"), into / "elsewhere")
+        stage.restore(LocalFolder(into / "elsewhere"))
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -319,7 +326,7 @@ def test_restore_with_later_batches_is_refused(stage: Stage) -> None:
     stage.deliver(6)
     into = stage.folder / "restored"
     with pytest.raises(SavepointError, match="every batch up to 6"):
-        stage.restore(LocalFolder(into), into)
+        stage.restore(LocalFolder(into))
     assert not list(into.iterdir())
 
 
@@ -382,7 +389,7 @@ def test_damaged_file_is_noticed(stage: Stage) -> None:
     assert [name for name, _ in place.verify(manifest)] == ["offsets/5"]
     into = stage.folder / "restored"
     with pytest.raises(SavepointError, match="offsets/5 does not have the checksum"):
-        stage.restore(LocalFolder(into), into)
+        stage.restore(LocalFolder(into))
 
 
 @pytest.mark.parametrize("damage", ["longer", "of another bit"])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from sparkonce import facts
 from sparkonce.model import TransactionId
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, fork, restore
@@ -192,9 +193,15 @@ class Stage:
         files = open_checkpoint(self.location, None)
         return create(Savepoints(folder), self.log, "orders", files, name=name, batch=batch)
 
-    def restore(self, folder: LocalFolder, into: Path) -> None:
+    def shown(self) -> facts.Facts:
+        """What `sparkonce status` knows of the pipeline."""
+        head = self.log.head("orders")
+        assert head is not None
+        return facts.pipeline(self.log, head)
+
+    def restore(self, folder: LocalFolder) -> str:
         savepoints = Savepoints(LocalFolder(self.root))
-        restore(
+        return restore(
             savepoints,
             savepoints.read("first"),
             folder,

@@ -16,7 +16,14 @@ from pathlib import Path
 from sparkonce.model import TransactionId
 from sparkonce.spark_hooks.binding import bind, read_binding
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
-from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, fork, restore
+from sparkonce.spark_hooks.savepoints import (
+    Manifest,
+    Savepoints,
+    create,
+    fork,
+    restore,
+    restore_lost,
+)
 from sparkonce.storage import LocalFolder
 from sparkonce.txn_log import TransactionLog, checkpoint_log, open_log
 from sparkonce.txn_log.claim import Claim
@@ -96,14 +103,16 @@ class User:
         is_killed: bool = False,
     ) -> None:
         """Restore a savepoint. `parent` has the log, if that is in a checkpoint; None: lost."""
-        restore(
-            self.savepoints,
-            self.savepoints.read(called),
-            self._folder(into, is_killed=is_killed),
-            pipeline="orders",
-            open_log=lambda: self.log_of(into),
-            parent_log=None if parent is None else self.log_of(parent),
-        )
+        use = self.savepoints, self.savepoints.read(called), self._folder(into, is_killed=is_killed)
+
+        def open_log() -> TransactionLog:
+            return self.log_of(into)
+
+        if parent is None:
+            restore_lost(*use, pipeline="orders", open_log=open_log)
+        else:
+            log = self.log_of(parent)
+            restore(*use, pipeline="orders", open_log=open_log, parent_log=log)
 
     def fork(
         self,

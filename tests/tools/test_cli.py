@@ -242,6 +242,16 @@ def test_job_whose_pipeline_was_moved(
     assert "sparkonce recover" not in shown
 
 
+@pytest.mark.parametrize("command", [["list"], ["show", "s"], ["delete", "s"]])
+def test_folder_of_savepoints_that_is_not_there(
+    folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped place must not look as if it had no savepoints."""
+    verb, *name = command
+    assert run(["savepoint", verb, str(folder / "nowhere"), *name]) == ERROR
+    assert f"there is no folder {folder}/nowhere" in capsys.readouterr().err
+
+
 def test_rewind_that_has_not_ended_is_shown(
     folder: Path, decided: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

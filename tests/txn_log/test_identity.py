@@ -84,6 +84,10 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         claim(4, offsets={3: ("[2]",)}, repartitions=1),
         known(1, 2, **prepared(2)),
     ),
+    "state that Spark has repartitioned right after a restore or a fork": (
+        claim(4, offsets={3: ("[2]",)}, repartitions=1),
+        known(head=replace(HEAD, first_batch=3)),
+    ),
     "replay of the newest batch": (claim(2, offsets=offsets(1, 2)), known(1, 2)),
     "Spark purged the batch before": (claim(3, offsets=offsets(3)), known(2)),
     "query that takes its name back": (
@@ -261,6 +265,11 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         claim(4, offsets={3: ("[2]",)}, repartitions=1),
         known(1, 2, newest=replace(record(INCARNATION, 2), state=State.ABANDONED)),
         "abandoned and aborted",
+    ),
+    "repartitioned after a batch that ran without the log, right after a fork": (
+        claim(5, offsets={4: ("[3]",)}, repartitions=1),
+        known(head=replace(HEAD, first_batch=3)),
+        'adopt="batch 5"',
     ),
     "log and targets restored to an earlier time": (
         claim(106),

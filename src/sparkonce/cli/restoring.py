@@ -161,22 +161,38 @@ _source_path = click.option(
     is_flag=True,
     help="The checkpoint is lost for good, with its log; batches after the savepoint come again.",
 )
+@_source_path
+@yes_option
 @json_option
-def restore(use: _Use, *, lost: bool, as_json: bool) -> int:
+def restore(use: _Use, *, lost: bool, moved: Sequence[str], yes: bool, as_json: bool) -> int:
     """Fill a new checkpoint, with which JOB continues after the savepoint's batch.
 
-    Refused when the sinks have later batches. Stop the query first. After an interruption, run it
-    again.
+    Refused when the sinks have later batches. Stop the query first: a driver that still runs is
+    fenced, so it asks unless that is known to be gone. After an interruption, run it again.
     """
-    making.restore(
-        use.place,
-        use.manifest,
-        use.folder(),
-        pipeline=use.name,
-        open_log=use.open_log,
-        parent_log=None if lost and use.is_log_inside else use.parent_log(),
-    )
-    return _said_where(Screen(as_json=as_json), use, use.manifest.head.query_id)
+    paths = dict(map(_moved_path, moved))
+    if lost and use.is_log_inside:
+        query_id = making.restore_lost(
+            use.place,
+            use.manifest,
+            use.folder(),
+            pipeline=use.name,
+            source_paths=paths,
+            open_log=use.open_log,
+        )
+    else:
+        log = use.log_now(but_not=use.into)
+        may_fence(log, use.name, yes=yes)
+        query_id = making.restore(
+            use.place,
+            use.manifest,
+            use.folder(),
+            pipeline=use.name,
+            source_paths=paths,
+            open_log=use.open_log,
+            parent_log=log,
+        )
+    return _said_where(Screen(as_json=as_json), use, query_id)
 
 
 @_uses_savepoint(create=True)

@@ -128,5 +128,12 @@ def _check_there(checkpoint: str) -> None:
 
 
 def place_of_savepoints(root: str, *, create: bool = False) -> Savepoints:
-    """The savepoints below a ROOT."""
+    """The savepoints below a ROOT.
+
+    Raises:
+        ConfigurationError: the location cannot be used, or there is no such local folder.
+    """
+    path = local_path(root)
+    if path is not None and not create and not path.is_dir():
+        raise ConfigurationError(f"there is no folder {root}: savepoints are made by `create`")
     return Savepoints.at(root, create=create, by_boto3=True)
