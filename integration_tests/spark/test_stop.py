@@ -122,8 +122,8 @@ def is_closed(pipeline: ExactlyOnce) -> bool:
 
 
 def committed(job: Job) -> int:
-    names = (job.folder / job.checkpoint / "commits").iterdir()
-    return max((int(path.name) for path in names if path.name.isdigit()), default=-1)
+    paths = (job.folder / job.checkpoint / "commits").glob("[0-9]*")  # Spark 4.1 makes it later
+    return max((int(path.name) for path in paths), default=-1)
 
 
 def rows(job: Job) -> tuple[Counter[Any], Counter[Any]]:
