@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Final
 from unittest.mock import patch
 
-from sparkonce.errors import SavepointError
+from sparkonce.errors import DecisionUnknownError, SavepointError
 from sparkonce.protocol.pipeline import targets_of
 from sparkonce.spark_hooks.binding import read_binding
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles
@@ -259,10 +259,11 @@ class User:
             self._done("restore")
 
     def _must_go_on(self) -> bool:
-        """Whether a restore has ended the old query, and its own checkpoint cannot start yet."""
+        """Whether a restore has or may have ended the old query, and its own cannot start yet."""
         orders = self.world.pipelines["orders"]
         ready = {spark.query_id for spark in orders.checkpoints}
-        return orders.head is not None and orders.head.query_id not in ready
+        is_unknown = self._last is not None and isinstance(self._last.outcome, DecisionUnknownError)
+        return is_unknown or (orders.head is not None and orders.head.query_id not in ready)
 
     def _is_running(self, command: Command) -> bool:
         return command.outcome is None and command.process.alive
