@@ -33,6 +33,11 @@ def until(at: str) -> str:
     return f"{when(at)}, {distance}"
 
 
+def has_passed(at: str | None) -> bool:
+    """Whether there is such a time, and it is over."""
+    return at is not None and _passed_s(at) > 0
+
+
 def when(at: str) -> str:
     """The time without its letters."""
     return at.replace("T", " ").replace("Z", " UTC")

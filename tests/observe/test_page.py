@@ -21,6 +21,7 @@ from sparkonce.spark_hooks.savepoints import Manifest, Savepoints
 from sparkonce.testing.log_cases import OTHER_QUERY, QUERY, claim
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import State, TransactionRecord
+from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
 from sparkonce.words import when
 from tests.support.page_cases import batch_record, browser, fill, fill_far, links, text_of, walk
@@ -107,8 +108,30 @@ def test_batch_in_doubt_shows_the_command_that_ends_it(log: SqliteLog) -> None:
     for page in ("/pipelines/orders", f"{BATCHES}/{QUERY}/4"):
         shown = text_of(client.get(page).text)
         assert "sparkonce recover jobs.orders:pipeline" in shown
-        assert "sparkonce settle jobs.orders:pipeline 4 --branch t1.files.p0.a8 --as" in shown
+        assert "sparkonce settle" not in shown, "no branch of it is lost"
     assert "sparkonce recover" not in client.get(f"{BATCHES}/{QUERY}/3").text
+
+
+def test_branch_whose_time_has_passed_is_named_until_it_is_ruled_on(log: SqliteLog) -> None:
+    """The healthy branch of the other sink is not: a ruling on it would double or lose its rows."""
+    incarnation = log.begin(claim())
+    record = batch_record(incarnation, 0)
+    kafka = record.shares["kafka"]
+    (branch,) = kafka.committables
+    late = replace(kafka, committables=(replace(branch, safe_until=1.0),))
+    log.decide(replace(record, shares={**record.shares, "kafka": late}))
+    client = browser(source_of(log))
+    shown = text_of(client.get("/pipelines/orders").text)
+    assert "A server may have dropped t1.kafka.p0.a7" in shown
+    assert "sparkonce settle jobs.orders:pipeline 0 --branch t1.kafka.p0.a7 --as" in shown
+    assert "t1.files" not in shown
+    ruling = Settlement(
+        str(branch.branch_id), Ruling.COMMITTED, "ann@host", "timeout", 7.5, incarnation.token
+    )
+    log.settle(record.id, [ruling], incarnation.token)
+    shown = text_of(client.get("/pipelines/orders").text)
+    assert "Operators have ruled on it" in shown
+    assert "sparkonce settle" not in shown
 
 
 def test_prepared_batch_shows_what_ends_it(log: SqliteLog) -> None:

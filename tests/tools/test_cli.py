@@ -952,8 +952,23 @@ def test_word_ends_the_branch(
     assert not prepared_file.exists()
     said = capsys.readouterr()
     assert json.loads(said.out)["ended"] == [{"branch": decided, "how": "ended", "why": ""}]
-    assert f"{decided} has ended" in said.err
+    assert f"{decided} is gone" in said.err
     assert ("enter them now" in said.err) is (ruling == "committed")
+    assert run(["status", "jobs:make"]) == FOUND
+    assert f"batch 0, {decided}: settled as {ruling}; the next start" in capsys.readouterr().out
+
+
+def test_status_names_a_branch_whose_time_has_passed(
+    folder: Path, decided: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(SqliteLog(folder / "log.db")) as log:
+        (record,) = log.history("orders")
+        share = record.shares["file"]
+        late = tuple(replace(c, safe_until=1.0) for c in share.committables)
+        late_record = replace(record, shares={"file": replace(share, committables=late)})
+        log._write(lambda store: store.put(late_record))
+    assert run(["status", "jobs:make"]) == FOUND
+    assert f"batch 0, {decided}: its server may have dropped it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ruling", ["committed", "aborted"])

@@ -101,7 +101,9 @@ def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
     if unfinished:
         batches = ", ".join(f"{r.id.batch_id} ({r.state.value})" for r in unfinished)
         yield Finding(
-            Level.WARNING, f"batches are not finished: {batches}", "sparkonce recover JOB"
+            Level.WARNING,
+            f"batches are not finished: {batches}",
+            "start the query, or run sparkonce recover JOB",
         )
 
 

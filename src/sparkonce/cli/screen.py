@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparkonce.facts import Facts
-from sparkonce.words import age, counted, until, when
+from sparkonce.words import age, counted, has_passed, until, when
 
 _STYLES = {
     "fine": "green",
@@ -122,6 +122,8 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
         screen.say()
         rows = [row for batch in found["unfinished"] for row in _sink_rows(batch)]
         screen.table(("batch", "state", "since", "sink", "rows", "branches", "kept until"), rows)
+        for note in (note for batch in found["unfinished"] for note in _notes(batch)):
+            screen.say(note, indent=2)
 
 
 def _no_checkpoint(found: Facts) -> str:
@@ -143,6 +145,16 @@ def holder_line(holder: Facts) -> str:
             "still runs is not known"
         )
     return f"{holder['token']}, taken {age(holder['since'])} by {by}"
+
+
+def _notes(batch: Facts) -> Iterable[str]:
+    """What an operator has ruled, and which branches may be lost."""
+    for branch in (branch for sink in batch["sinks"] for branch in sink["branches"]):
+        name = f"batch {batch['batch']}, {branch['branch']}"
+        if branch["ruling"]:
+            yield f"{name}: settled as {branch['ruling']}; the next start or `recover` ends it"
+        elif has_passed(branch["safe_until"]):
+            yield f"{name}: its server may have dropped it. Start the query, which can rewrite it"
 
 
 def _sink_rows(batch: Facts) -> Iterable[Sequence[object]]:

@@ -164,7 +164,7 @@ def _end(
             reported.append({"branch": name, "how": End.UNKNOWN.value, "why": why})
             continue
         text = {
-            End.ENDED: f"{name} has ended: its sink proves that it was not committed, and nobody "
+            End.ENDED: f"{name} is gone: its sink proves that it was not committed, and nobody "
             "can commit it now. " + _HAS_ENDED[ruling],
             End.VISIBLE: f"{name} IS COMMITTED: its own rows are visible, and nothing takes them "
             "back. " + _IS_COMMITTED[ruling],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkonce.facts import Facts
 from sparkonce.txn_log import TransactionLog
+from sparkonce.words import has_passed
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.savepoints import Savepoints
@@ -47,15 +48,19 @@ def ways_out(batch: Facts, job: str) -> list[tuple[str, str]]:
         ]
     if batch["state"] != "decided":
         return []
-    settle = f"sparkonce settle {job} {batch['batch']} --branch"
-    branches = [b for sink in batch["sinks"] for b in sink["branches"] if b["ruling"] is None]
-    return [
-        ("It will be committed in every sink. Start the query, or recover:", recover),
-        *(
-            (
-                "The last resort, if the outcome is lost and you know it:",
-                f"{settle} {branch['branch']} --as committed|aborted|redo",
-            )
-            for branch in branches[:1]
-        ),
-    ]
+    branches = [branch for sink in batch["sinks"] for branch in sink["branches"]]
+    if any(branch["ruling"] for branch in branches):
+        return [("Operators have ruled on it. Start the query, or recover, to finish it:", recover)]
+    late = [branch["branch"] for branch in branches if has_passed(branch["safe_until"])]
+    if not late:
+        return [("It will be committed in every sink. Start the query, or recover:", recover)]
+    settle = f"sparkonce settle {job} {batch['batch']} --branch {late[0]} --as committed|aborted"
+    may_be_lost = (
+        f"A server may have dropped {late[0]}: its time has passed. Start the query, which can "
+        "rewrite it. Without Spark, this commits what is still there:"
+    )
+    is_lost = (
+        "Only if the start says that the branch is lost and cannot be rewritten, rule on it. Read "
+        "Finish a batch that is in doubt or lost before you enter its rows:"
+    )
+    return [(may_be_lost, recover), (is_lost, settle)]
