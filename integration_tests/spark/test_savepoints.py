@@ -285,6 +285,7 @@ def test_log_inside_the_checkpoint_comes_along(
     assert run(command) == 0
     assert run(["savepoint", "verify", root, "s"]) == 0
     restoring = ["savepoint", "restore", name, root, "s", "--into", into, "--yes"]
+    assert run([*restoring, "--lost"]) == ERROR, "it is not lost"
     if is_lost:
         shutil.rmtree(story.checkpoint)
         assert run(restoring) == ERROR

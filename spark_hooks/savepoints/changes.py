@@ -65,7 +65,7 @@ class Changes:
         """
         for new in self.source_paths.values():
             if not _URL.match(new):
-                raise SavepointError(f"--source-path: {new} is no URL: write it as file:///in")
+                raise SavepointError(f"--source-path: {new} is no URL: write it as file://{new}")
         logs = (b"".join(content(name)) for name in names if name.startswith(_SOURCES))
         entries = (_file_in(line) for log in logs for line in log.decode().splitlines())
         known = [entry["path"] for entry in entries if entry is not None]

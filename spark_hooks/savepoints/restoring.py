@@ -21,6 +21,7 @@ from functools import partial
 from typing import Final
 
 from sparkonce.errors import SavepointError
+from sparkonce.protocol.processes import this_driver
 from sparkonce.spark_hooks.binding import bind, read_binding
 from sparkonce.spark_hooks.savepoints.changes import METADATA, Changes
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
@@ -76,7 +77,9 @@ def restore_lost(
     following = replace(
         manifest.head,
         query_id=query_id,
-        run_id=f"{OPERATOR}restore of {manifest.name}",
+        run_id=f"{OPERATOR}return to {manifest.name}",
+        driver=this_driver(),
+        started_at=time.time(),
         log_id=manifest.log_id,
         moved_to=None,
         checkpoint=checkpoint.location,

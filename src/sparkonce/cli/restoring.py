@@ -20,7 +20,7 @@ from sparkonce.cli.fencing import may_fence, yes_option
 from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_removals
 from sparkonce.cli.targets import place_of_savepoints
-from sparkonce.errors import ConfigurationError, SavepointError
+from sparkonce.errors import ConfigurationError, SavepointError, SparkOnceError
 from sparkonce.protocol.pipeline import by_name, targets_of
 from sparkonce.spark_hooks import savepoints as making
 from sparkonce.spark_hooks.jobs import load_job
@@ -90,6 +90,19 @@ class _Use:
                 f"be opened from here ({error}): run this where it is, so that it refuses later "
                 "starts there; or, if it is lost for good, pass --lost"
             ) from error
+
+    def check_is_lost(self) -> None:
+        """Refuse --lost where the pipeline's log can be opened: two checkpoints would run."""
+        try:
+            log = self.log_now(but_not=self.into)
+        except SparkOnceError:
+            return
+        head = log.head(self.name)
+        if head is not None and head.moved_to is None:
+            raise SavepointError(
+                f"--lost: {log.address} is still there, with {self.name!r} in it: run this without "
+                "--lost, so that it refuses later starts there"
+            )
 
     def log_now(self, but_not: str | None) -> TransactionLog:
         """The log of the savepoint's pipeline, wherever restores have moved it, except to there."""
@@ -172,6 +185,7 @@ def restore(use: _Use, *, lost: bool, moved: Sequence[str], yes: bool, as_json: 
     """
     paths = dict(map(_moved_path, moved))
     if lost and use.is_log_inside:
+        use.check_is_lost()
         query_id = making.restore_lost(
             use.place,
             use.manifest,
