@@ -46,7 +46,7 @@ class Disk:
             try:
                 yield
             finally:
-                _run("umount", str(self.mounted_at))
+                _run("umount", "--lazy", str(self.mounted_at))  # a reader's file may still be open
         finally:
             _run("losetup", "--detach", device)
 
