@@ -2,15 +2,16 @@
 
     n pages, or names for n files, are left ─► a batch fails ─► there is space again ─► a start
 
-For n from none to enough. Whatever the first driver could not write, the second delivers, once.
+For n from none to enough, and from three moments on. Whatever the first driver could not write, the
+second delivers, once.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,11 +19,12 @@ import pytest
 
 from sparkonce.errors import (
     CommitUnresolvedError,
-    LogUnavailableError,
+    LogError,
     PrepareRejectedError,
     SparkOnceError,
 )
-from tests.support.disk_world import DiskWorld
+from tests.support.disk_world import BATCHES, DiskWorld
+from tests.support.world import at_point
 
 PAGE = 4096
 MOST = 400
@@ -35,7 +37,6 @@ class FullWorld(DiskWorld):
 
     def fill(self, what: str, free: int) -> None:
         """Leave so many pages, or names."""
-        stat = os.statvfs(self.disk)
         if what == "pages":
             os.mknod(self.filler)
             left = os.statvfs(self.disk).f_bavail - free
@@ -43,7 +44,7 @@ class FullWorld(DiskWorld):
                 file.write(bytes(left * PAGE))
         else:
             self.filler.mkdir()
-            for number in range(stat.f_favail - 1 - free):
+            for number in range(os.statvfs(self.disk).f_favail - free):
                 os.mknod(self.filler / str(number))
 
     def free(self) -> None:
@@ -81,28 +82,33 @@ def fresh_disk(tmp_path: Path) -> Iterator[Callable[[], Path]]:
 
 @pytest.mark.parametrize("what", ["pages", pytest.param("names", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["sqlite", "checkpoint"])
+@pytest.mark.parametrize(
+    ("moment", "error"),
+    [
+        ("begin.before", LogError),
+        ("begin.after", PrepareRejectedError),
+        ("decide.after", CommitUnresolvedError),
+    ],
+)
 def test_each_write_of_a_batch_meets_a_full_disk(
-    fresh_disk: Callable[[], Path], kind: str, what: str
+    fresh_disk: Callable[[], Path], kind: str, what: str, moment: str, error: type[SparkOnceError]
 ) -> None:
-    failures: Counter[type[SparkOnceError]] = Counter()
+    """From the moment on; with nothing left, its error is that of the first write that follows."""
     for free in itertools.count():
-        assert free < MOST, failures
+        assert free < MOST
         world = FullWorld(fresh_disk(), kind)
         world.deliver(1)
-        world.fill(what, free)
         failed: SparkOnceError | None = None
         try:
-            world.deliver(2)
-        except SparkOnceError as error:
-            failed = error
-            failures[type(error)] += 1
+            with at_point(moment, functools.partial(world.fill, what, free)):
+                world.deliver(2)
+        except SparkOnceError as raised:
+            failed = raised
+        if free == 0 and what == "pages":
+            assert isinstance(failed, error)
         world.free()
-        world.deliver(3)
+        world.deliver(len(BATCHES))
         assert world.shown() == [world.source()] * 2, (free, failed)
         assert world.left_over() == [], (free, failed)
         if failed is None:
             break
-    print(failures)
-    assert failures.keys() >= {LogUnavailableError, PrepareRejectedError}
-    if what == "pages":  # a file gets its names before the decision
-        assert CommitUnresolvedError in failures

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -14,10 +16,9 @@ from sparkonce.model import Owner
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import targets_of
 from sparkonce.sinks import FileSink
-from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.sqlite import SqliteSink
 from sparkonce.txn_log import TransactionLog, checkpoint_log, open_log
-from tests.support.world import QUERY_ID, MemoryBatch, MemoryEntrance, Process, World
+from tests.support.world import QUERY_ID, MemoryEntrance, Process, World
 
 BATCHES = [[[1, 2], [3]], [[4], [5, 6]], [[7], []]]
 
@@ -30,7 +31,6 @@ class DiskWorld(World):
         self.disk, self.kind = disk, kind
         (disk / "files").mkdir(exist_ok=True)
         (disk / "log").mkdir(exist_ok=True)
-        self.real: list[AnySink] = []
 
     def log(self) -> TransactionLog:
         if self.kind == "sqlite":
@@ -39,24 +39,24 @@ class DiskWorld(World):
 
     def deliver(self, upto: int) -> None:
         """A start of the query, which delivers every batch below `upto`."""
-        self.spark.runs += 1
-        self.real = [
+        self.spark.batches = BATCHES[:upto]
+        with closing(self.log()) as self._log:
+            self.start(Process())
+
+    def driver(
+        self, process: Process, may_repeat: Callable[[], None] = lambda: None, **changes: Any
+    ) -> Driver:
+        del process
+        self.sinks = [
             FileSink(self.disk / "files", name="files"),
             SqliteSink(self.disk / "rows.db", "numbers", name="rows"),
         ]
-        for sink in self.real:
+        for sink in self.sinks:
             sink.validate(pa.schema([("id", pa.int64())]))
-        with closing(self.log()) as log:
-            claim = self.claim(sinks=targets_of(self.real), checkpoint=str(self.disk / "log"))
-            entrance = MemoryEntrance(self.spark, lambda: None)
-            driver = Driver.start(self.pipeline(self.real, log), claim, entrance)
-            driver.recover()
-            while self.spark.committed + 1 < upto:
-                number = self.spark.committed + 1
-                self.spark.begun = max(self.spark.begun, number)
-                driver.deliver(MemoryBatch(self.spark, number, self.real, Process()))
-                self.spark.committed += 1
-            driver.commit_pending()
+        place = str(self.disk / "log")
+        claim = self.claim(sinks=targets_of(self.sinks), checkpoint=place, **changes)
+        entrance = MemoryEntrance(self.spark, may_repeat)
+        return Driver.start(self.pipeline(self.sinks, self._log), claim, entrance)
 
     def shown(self) -> list[Counter[int]]:
         files = ds.dataset(self.disk / "files", format="parquet").to_table()
@@ -68,4 +68,4 @@ class DiskWorld(World):
         with closing(self.log()) as log:
             assert not log.unfinished("orders")
             owner = Owner(log.id_of("orders"), QUERY_ID)
-        return [str(c.branch_id) for sink in self.real for c in sink.find_branches(owner)]
+        return [str(c.branch_id) for sink in self.sinks for c in sink.find_branches(owner)]
