@@ -17,7 +17,7 @@ from harness import arguments, finish, scratch, spark_session
 
 from sparkonce import ExactlyOnce
 from sparkonce.sinks import FileSink
-from sparkonce.spark_hooks.savepoints import Savepoints, restore
+from sparkonce.spark_hooks.savepoints import Filling, Savepoints, restore
 from sparkonce.storage import open_folder
 
 if TYPE_CHECKING:
@@ -78,16 +78,9 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
         verify_s, damaged = timed(lambda: list(place.verify(manifests[1])))
         assert not damaged
         into = str(folder / "restored")
-        restore_s, _ = timed(
-            lambda: restore(
-                place,
-                manifests[2],
-                open_folder(into, create=True),
-                pipeline="bench",
-                open_log=lambda: pipeline.log,
-                parent_log=pipeline.log,
-            )
-        )
+        new_folder = open_folder(into, create=True)
+        filling = Filling(place, manifests[2], new_folder, "bench", lambda: pipeline.log)
+        restore_s, _ = timed(lambda: restore(filling, pipeline.log))
         new = set(manifests[1].files.values()) - set(manifests[0].files.values())
         finish(
             rows_per_s=rows / whole_s,

@@ -28,6 +28,14 @@ def place_of_log(address: str) -> str | None:
     return address.removeprefix(_IN_CHECKPOINT) if address.startswith(_IN_CHECKPOINT) else None
 
 
+def how_to_follow(address: str) -> str:
+    """What a user changes whose pipeline was moved to the log at this address."""
+    place = place_of_log(address)
+    if place is None:
+        return "pass that log as log=, a Postgres one with its user"
+    return f"start the query with the checkpoint {place}, and leave log= as it is"
+
+
 def is_same_place(one: str, other: str) -> bool:
     """Whether both locations are known and name one folder."""
     return bool(one) and bool(other) and _normal(one) == _normal(other)

@@ -23,7 +23,7 @@ from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, Spa
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.claim import Claim, Known
 from sparkonce.txn_log.identity import admit, next_batch, repartitioned
-from sparkonce.txn_log.places import place_of_log
+from sparkonce.txn_log.places import how_to_follow
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Settlement
 
@@ -258,15 +258,9 @@ def require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:
             f"the move of pipeline {head.pipeline!r} from {head.moved_to} to here was cut off: "
             "run the same `sparkonce log copy` again, or pass the old log as log= to stay there"
         )
-    place = place_of_log(head.moved_to)
-    fix = (
-        "pass the new log as log=, a Postgres one with its user"
-        if place is None
-        else f"start the query with the checkpoint {place}, and leave log= as it is"
-    )
     raise refusal(
         f"pipeline {head.pipeline!r} was moved to the transaction log {head.moved_to}, and this "
-        f"log takes no more writes for it: {fix}"
+        f"log takes no more writes for it: {how_to_follow(head.moved_to)}"
     )
 
 

@@ -23,7 +23,14 @@ from sparkonce.errors import SavepointError
 from sparkonce.protocol.pipeline import targets_of
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
-from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, fork, restore
+from sparkonce.spark_hooks.savepoints import (
+    Filling,
+    Manifest,
+    Savepoints,
+    create,
+    fork,
+    restore,
+)
 from sparkonce.storage import open_folder
 from sparkonce.txn_log.claim import RESTORING
 from sparkonce.txn_log.record import State
@@ -113,14 +120,8 @@ class Story:
     def restore(self, manifest: Manifest) -> None:
         log = self.job.pipeline().log
         location = str(self.job.folder / "restored")
-        restore(
-            self.savepoints,
-            manifest,
-            open_folder(location, create=True),
-            pipeline="orders",
-            open_log=lambda: log,
-            parent_log=log,
-        )
+        folder = open_folder(location, create=True)
+        restore(Filling(self.savepoints, manifest, folder, "orders", lambda: log), log)
         self.job.checkpoint = "restored"
 
     def forked(
@@ -131,15 +132,11 @@ class Story:
         sink = FileSink(job.sink_folder(name))
         pipeline = ExactlyOnce(name, sinks=[sink], log=f"sqlite:///{job.folder}/{name}.db")
         location = str(job.folder / f"ckpt-{name}")
-        fork(
-            self.savepoints,
-            manifest,
-            open_folder(location, create=True),
-            pipeline=name,
-            targets=targets_of([sink]),
-            source_paths=source_paths,
-            open_log=lambda: pipeline.log,
+        folder, paths = open_folder(location, create=True), source_paths or {}
+        filling = Filling(
+            self.savepoints, manifest, folder, name, lambda: pipeline.log, source_paths=paths
         )
+        fork(filling, targets_of([sink]))
         before, job.checkpoint = job.checkpoint, f"ckpt-{name}"
         job.run(pipeline, self.shape, self.mode)
         job.checkpoint = before
@@ -394,7 +391,8 @@ def test_query_is_stopped_with_a_savepoint(
     assert (newest.id.batch_id, newest.state) == (manifest.batch, State.COMPLETE)
     shutil.rmtree(story.checkpoint)
     story.restore(manifest)
-    job.run(job.pipeline(commit=commit), aggregated)
+    with job.pipeline(commit=commit) as pipeline:
+        job.run(pipeline, aggregated)
     assert delivered(job.out) == counted(range(BEFORE))
 
 
@@ -428,14 +426,7 @@ def test_query_over_kafka_continues(
     manifest = create(story_root, log, "orders", open_checkpoint(str(tmp_path / "ckpt"), None))
     shutil.rmtree(tmp_path / "ckpt")
     produce(range(40, 90))
-    into = str(tmp_path / "restored")
-    restore(
-        story_root,
-        manifest,
-        open_folder(into, create=True),
-        pipeline="orders",
-        open_log=lambda: log,
-        parent_log=log,
-    )
+    into = open_folder(str(tmp_path / "restored"), create=True)
+    restore(Filling(story_root, manifest, into, "orders", lambda: log), log)
     run_all(tmp_path / "restored")
     assert job.visible() == Counter(range(90))

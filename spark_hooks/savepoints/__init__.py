@@ -1,8 +1,9 @@
 """Savepoints: copies of a query's checkpoint at a complete batch, which the user makes and owns.
 
     creating    a running query's checkpoint ─► a savepoint
-    restoring   a savepoint ─► the checkpoint of another pipeline, or of one whose log is lost
-    rewinding   a savepoint ─► a checkpoint with which its own pipeline goes on: restore, rewind
+    filling     a savepoint ─► a new checkpoint, by each of the next two
+    restoring   the pipeline is new to the log: fork, or its log was lost
+    rewinding   the pipeline goes on in its log: restore, rewind
     retention   whether Kafka still has the input that follows
     place       where savepoints are: read, verify, delete
     manifest    what one says of itself
@@ -14,12 +15,14 @@ A savepoint holds complete batches only, so nothing in doubt is ever inherited.
 from __future__ import annotations
 
 from sparkonce.spark_hooks.savepoints.creating import Hold, create
+from sparkonce.spark_hooks.savepoints.filling import Filling
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
 from sparkonce.spark_hooks.savepoints.place import Savepoints
 from sparkonce.spark_hooks.savepoints.restoring import fork, restore_lost
 from sparkonce.spark_hooks.savepoints.rewinding import Rewind, restore, rewind
 
 __all__ = [
+    "Filling",
     "Hold",
     "Manifest",
     "Rewind",

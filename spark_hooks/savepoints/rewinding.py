@@ -16,7 +16,6 @@ finish what it began, and no start is admitted until it has. Each step can be re
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -25,17 +24,8 @@ from sparkonce.errors import SavepointError, SinkError, TakeBackRefusedError
 from sparkonce.protocol.processes import this_driver
 from sparkonce.protocol.taking_back import Removal, look, take_back
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.binding import bind, read_binding
-from sparkonce.spark_hooks.savepoints.changes import Changes
+from sparkonce.spark_hooks.savepoints.filling import Filling, check_is_of, is_laid_out
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
-from sparkonce.spark_hooks.savepoints.place import Savepoints
-from sparkonce.spark_hooks.savepoints.restoring import (
-    OpenLog,
-    check_is_of,
-    is_laid_out,
-    lay_out,
-)
-from sparkonce.storage import FileSystemFolder
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.moving import copy
 from sparkonce.txn_log.places import place_of_log
@@ -105,25 +95,11 @@ class Rewind:
             )
 
 
-def restore(
-    savepoints: Savepoints,
-    manifest: Manifest,
-    checkpoint: FileSystemFolder,
-    *,
-    pipeline: str,
-    source_paths: Mapping[str, str] | None = None,
-    open_log: OpenLog,
-    parent_log: TransactionLog,
-) -> str:
+def restore(filling: Filling, parent_log: TransactionLog) -> str:
     """Make a checkpoint with which the savepoint's own pipeline goes on.
 
     Args:
-        savepoints: where the savepoint is.
-        manifest: its own.
-        checkpoint: the new checkpoint's folder, which is empty.
-        pipeline: name of the pipeline that is to go on.
-        source_paths: see `restoring.fork`.
-        open_log: see `restoring.OpenLog`.
+        filling: the savepoint and the checkpoint.
         parent_log: the log of the savepoint's pipeline, as it is now.
 
     Returns:
@@ -134,8 +110,9 @@ def restore(
             folder is not empty. Nothing was changed.
         LogError: run it again.
     """
-    is_laid_out(checkpoint)
-    log = _log_now(parent_log, open_log, pipeline)
+    manifest, pipeline = filling.manifest, filling.pipeline
+    is_laid_out(filling.checkpoint)
+    log = _log_now(parent_log, filling)
     head = _head_of(manifest, log, pipeline)
     records = batches_after(log, head, manifest.record.id)
     if head.rewinding_to:
@@ -150,36 +127,22 @@ def restore(
             "twice. Take a savepoint of now, rewind the sinks to this one, or fork it into other "
             "targets"
         )
-    nothing = Rewind(manifest, head, records, ())
-    return _go_back(
-        savepoints, checkpoint, nothing, source_paths=source_paths, log=log, open_log=open_log
-    )
+    return _go_back(filling, Rewind(manifest, head, records, removals=()), log)
 
 
 def rewind(
-    savepoints: Savepoints,
-    manifest: Manifest,
-    checkpoint: FileSystemFolder,
-    *,
-    pipeline: str,
+    filling: Filling,
+    parent_log: TransactionLog,
     sinks: Mapping[str, AnySink],
     kept: Collection[str] = (),
-    source_paths: Mapping[str, str] | None = None,
-    open_log: OpenLog,
-    parent_log: TransactionLog,
 ) -> tuple[str, Rewind]:
     """Take the later batches out of the sinks, and make a checkpoint that continues after it.
 
     Args:
-        savepoints: see `restore`.
-        manifest: see `restore`.
-        checkpoint: see `restore`.
-        pipeline: see `Rewind.of`.
+        filling: the savepoint and the checkpoint.
+        parent_log: see `restore`.
         sinks: see `Rewind.of`.
         kept: see `Rewind.of`.
-        source_paths: see `restoring.fork`.
-        open_log: see `restoring.OpenLog`.
-        parent_log: see `restore`.
 
     Returns:
         The new query id, and what was done.
@@ -190,30 +153,18 @@ def rewind(
         SinkError: run it again.
         LogError: run it again.
     """
-    is_laid_out(checkpoint)
-    log = _log_now(parent_log, open_log, pipeline)
-    done = Rewind.of(manifest, log, pipeline=pipeline, sinks=sinks, kept=kept)
+    is_laid_out(filling.checkpoint)
+    log = _log_now(parent_log, filling)
+    done = Rewind.of(filling.manifest, log, pipeline=filling.pipeline, sinks=sinks, kept=kept)
     done.check()
-    query_id = _go_back(
-        savepoints, checkpoint, done, source_paths=source_paths, log=log, open_log=open_log
-    )
-    return query_id, done
+    return _go_back(filling, done, log), done
 
 
-def _go_back(
-    savepoints: Savepoints,
-    checkpoint: FileSystemFolder,
-    done: Rewind,
-    *,
-    source_paths: Mapping[str, str] | None,
-    log: TransactionLog,
-    open_log: OpenLog,
-) -> str:
-    manifest, pipeline = done.manifest, done.head.pipeline
-    changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})
-    query_id = lay_out(savepoints, manifest, checkpoint, pipeline, changes)
-    log = _moved(log, open_log(), pipeline)
-    _replace_query(log, done, query_id, checkpoint.location)
+def _go_back(filling: Filling, done: Rewind, log: TransactionLog) -> str:
+    manifest, pipeline = filling.manifest, filling.pipeline
+    query_id = filling.lay_out()
+    log = _moved(log, filling.open_log(), pipeline)
+    _replace_query(log, done, query_id, filling.checkpoint.location)
     try:
         take_back(done.removals)
     except SinkError as error:
@@ -224,7 +175,7 @@ def _go_back(
             error.branch_id,
         ) from error
     end_rewind(log, pipeline, query_id)
-    bind(checkpoint, read_binding(checkpoint), log.id_of(pipeline), pipeline)
+    filling.bind_to(log)
     return query_id
 
 
@@ -253,12 +204,13 @@ def _head_of(manifest: Manifest, log: TransactionLog, pipeline: str) -> Head:
     return head
 
 
-def _log_now(parent: TransactionLog, open_log: OpenLog, pipeline: str) -> TransactionLog:
+def _log_now(parent: TransactionLog, filling: Filling) -> TransactionLog:
     """The log that has the pipeline; an earlier try may have moved it into the new checkpoint."""
-    head = parent.head(pipeline)
+    head = parent.head(filling.pipeline)
     has_moved = head is not None and head.moved_to is not None
-    is_inside = place_of_log(parent.address) is not None
-    return _moved(parent, open_log(), pipeline) if has_moved and is_inside else parent
+    if has_moved and place_of_log(parent.address) is not None:
+        return _moved(parent, filling.open_log(), filling.pipeline)
+    return parent
 
 
 def _moved(parent: TransactionLog, log: TransactionLog, pipeline: str) -> TransactionLog:

@@ -79,7 +79,7 @@ def disk() -> Iterator[Disk]:
 def run_with_cuts(disk: Disk, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with disk.mounted(disk.image):
         world = DiskWorld(disk.mounted_at, kind)
-        os.sync()  # the user's folders
+        _run("sync", "--file-system", str(disk.mounted_at))  # the user's folders
 
         def cut(point: str, where: Mapping[str, object]) -> None:
             del where
@@ -94,9 +94,8 @@ def run_with_cuts(disk: Disk, kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def go_on(disk: Disk, kind: str, committed: int) -> DiskWorld:
     """Start from a copy; Spark has committed this batch."""
     world = DiskWorld(disk.mounted_at, kind)
-    world.spark.committed = world.spark.begun = committed
-    world.spark.begun += 1
-    world.spark.runs = 100
+    world.spark.committed, world.spark.begun = committed, committed + 1
+    world.spark.runs = 1  # the next run has another id than the first one
     world.deliver(len(BATCHES))
     return world
 

@@ -29,6 +29,7 @@ SEALING: Final = "txn_log/sealing.py"
 IDENTITY: Final = "txn_log/identity.py"
 SQLITE: Final = "txn_log/sqlite.py"
 CREATING: Final = "spark_hooks/savepoints/creating.py"
+FILLING: Final = "spark_hooks/savepoints/filling.py"
 RESTORING: Final = "spark_hooks/savepoints/restoring.py"
 REWINDING: Final = "spark_hooks/savepoints/rewinding.py"
 VERBS: Final = "sinks/verbs.py"
@@ -777,12 +778,13 @@ _STARTS: Final = "tests/spark_hooks/test_savepoint_starts.py"
 
 _SAVEPOINTS: Final = (
     _simulated(
-        "fork keeps the query id",
+        "a new checkpoint keeps the query id",
         "I6",
-        RESTORING,
-        "targets, shared)\n    changes = Changes(str(uuid.uuid4()), ",
-        "targets, shared)\n    changes = Changes(manifest.head.query_id, ",
+        FILLING,
+        "        changes = Changes(str(uuid.uuid4()), ",
+        "        changes = Changes(manifest.head.query_id, ",
         f"{_STARTS}::test_log_elsewhere[fork_whose_checkpoint_is_lost]",
+        f"{_STARTS}::test_log_elsewhere[old_one_before_the_restored_one]",
     ),
     _simulated(
         "fork begins with the savepoint's own batch",
@@ -799,14 +801,6 @@ _SAVEPOINTS: Final = (
         "    if later := [record.id.batch_id for record in records if not head.is_rewound(record.id)]:\n",
         "    if later := [record.id.batch_id for record in records if False]:\n",
         f"{_STARTS}::test_log_elsewhere[restored_again_while_the_first_ran_on]",
-    ),
-    _tested(
-        "restore keeps the query id",
-        "I5",
-        REWINDING,
-        "    changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})\n",
-        "    changes = Changes(manifest.head.query_id, checkpoint.location, source_paths or {})\n",
-        f"{_STARTS}::test_log_elsewhere[old_one_before_the_restored_one]",
     ),
     _simulated(
         "savepoint of a batch that is not complete",

@@ -23,10 +23,12 @@ from sparkonce.protocol.pipeline import targets_of
 from sparkonce.spark_hooks.binding import read_binding
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles
 from sparkonce.spark_hooks.savepoints import (
+    Filling,
     Manifest,
     Savepoints,
     create,
     creating,
+    filling,
     fork,
     restore,
     restoring,
@@ -53,9 +55,8 @@ def deterministic(user: User, clock: SimpleNamespace) -> Iterator[None]:
             (creating, "time", clock),
             (creating, "version", lambda _: "4.3.0"),
             (restoring, "time", clock),
-            (restoring, "uuid", ids),
             (rewinding, "time", clock),
-            (rewinding, "uuid", ids),
+            (filling, "uuid", ids),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield
@@ -199,41 +200,31 @@ class User:
         self._done("create")
 
     def _restore(self, command: Command) -> None:
-        line, manifest = command.line, self._manifest
-        assert manifest is not None
+        line = command.line
         decided = max(line.ledger.decided, default=-1)
-        log = SimLog(line.disk)
-        restore(
-            Savepoints(self._root),
-            manifest,
-            command.folder,
-            pipeline=line.name,
-            open_log=lambda: log,
-            parent_log=log,
-        )
-        line.ledger.check_restored(manifest.batch, decided)
+        new = self._filling(command)
+        restore(new, SimLog(line.disk))
+        line.ledger.check_restored(new.manifest.batch, decided)
         if any(d.paused_at for d in line.drivers() if not isinstance(d, Command)):
             self.world.states.add("a savepoint is restored while the old driver is paused")
         line.use(self._spark_of(command, command.spark))
         self._done("restore")
 
     def _fork(self, command: Command) -> None:
-        line, manifest = command.line, self._manifest
-        assert manifest is not None
-        fork(
-            Savepoints(self._root),
-            manifest,
-            command.folder,
-            pipeline=line.name,
-            targets=targets_of(command.sinks),
-            shared=list(self.world.systems) if self._shares else (),
-            open_log=lambda: SimLog(line.disk),
-        )
+        line = command.line
+        shared = list(self.world.systems) if self._shares else ()
+        fork(self._filling(command), targets_of(command.sinks), shared)
         orders = self.world.pipelines["orders"]
         line.use(self._spark_of(command, command.spark))
         where = "log" if line.disk is orders.disk else "log of its own"
         self.world.states.add(f"a fork runs, {'shared' * self._shares or 'own'} targets, {where}")
         self._done("fork")
+
+    def _filling(self, command: Command) -> Filling:
+        manifest, line = self._manifest, command.line
+        assert manifest is not None
+        place = Savepoints(self._root)
+        return Filling(place, manifest, command.folder, line.name, lambda: SimLog(line.disk))
 
     def _forked_line(self) -> Line:
         """The fork, with its log; the user keeps both over all tries."""

@@ -350,18 +350,10 @@ def test_source_path_that_leads_nowhere_is_refused(
     stage: Stage, old: str, new: str, message: str
 ) -> None:
     """Before the fork has a name: its start would fail, and the name would be used up."""
-    manifest = stage.create(LocalFolder(stage.root), "first")
+    stage.create(LocalFolder(stage.root), "first")
     into = LocalFolder(stage.folder / "forked")
     with pytest.raises(SavepointError, match=message):
-        fork(
-            Savepoints(LocalFolder(stage.root)),
-            manifest,
-            into,
-            pipeline="fork",
-            targets={"out": "file:/other"},
-            source_paths={old: new},
-            open_log=lambda: stage.log,
-        )
+        fork(stage.filling(into, "fork", {old: new}), {"out": "file:/other"})
     assert stage.log.pipelines() == ["orders"]
     assert into.names("") == []
 

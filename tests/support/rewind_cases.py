@@ -16,7 +16,7 @@ from sparkonce.protocol.pipeline import by_name
 from sparkonce.sinks import Delivered, FileSink
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
-from sparkonce.spark_hooks.savepoints import Rewind, Savepoints, create, rewind
+from sparkonce.spark_hooks.savepoints import Filling, Rewind, Savepoints, create, rewind
 from sparkonce.storage import FileSystemFolder, LocalFolder
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.claim import Claim
@@ -148,16 +148,9 @@ class RewindStage:
         return Rewind.of(self.manifest, self.log, pipeline="orders", sinks=sinks, kept=kept)
 
     def rewind(self, into: FileSystemFolder, *kept: str, log: TransactionLog | None = None) -> str:
-        query_id, _ = rewind(
-            self.place,
-            self.manifest,
-            into,
-            pipeline="orders",
-            sinks=by_name(self.sinks),
-            kept=kept,
-            open_log=lambda: log or self.log,
-            parent_log=log or self.log,
-        )
+        log = log or self.log
+        filling = Filling(self.place, self.manifest, into, "orders", lambda: log)
+        query_id, _ = rewind(filling, log, by_name(self.sinks), kept)
         return query_id
 
     def delivered(self, name: str = "out") -> list[int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from sparkonce import facts
 from sparkonce.model import TransactionId
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
-from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, fork, restore
+from sparkonce.spark_hooks.savepoints import Filling, Manifest, Savepoints, create, fork, restore
 from sparkonce.storage import FileSystemFolder, LocalFolder
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.claim import Claim
@@ -199,26 +199,18 @@ class Stage:
         assert head is not None
         return facts.pipeline(self.log, head)
 
-    def restore(self, folder: LocalFolder) -> str:
+    def filling(
+        self, folder: LocalFolder, pipeline: str, source_paths: Mapping[str, str] | None = None
+    ) -> Filling:
+        """Of the savepoint "first"."""
         savepoints = Savepoints(LocalFolder(self.root))
-        return restore(
-            savepoints,
-            savepoints.read("first"),
-            folder,
-            pipeline="orders",
-            open_log=lambda: self.log,
-            parent_log=self.log,
-        )
+        manifest = savepoints.read("first")
+        return Filling(savepoints, manifest, folder, pipeline, lambda: self.log, source_paths or {})
+
+    def restore(self, folder: LocalFolder) -> str:
+        return restore(self.filling(folder, "orders"), self.log)
 
     def fork(
         self, folder: LocalFolder, into: Path, pipeline: str, target: str = "file:/fork"
     ) -> str:
-        savepoints = Savepoints(LocalFolder(self.root))
-        return fork(
-            savepoints,
-            savepoints.read("first"),
-            folder,
-            pipeline=pipeline,
-            targets={"out": target},
-            open_log=lambda: self.log,
-        )
+        return fork(self.filling(folder, pipeline), {"out": target})

@@ -17,6 +17,7 @@ from sparkonce.model import TransactionId
 from sparkonce.spark_hooks.binding import bind, read_binding
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.savepoints import (
+    Filling,
     Manifest,
     Savepoints,
     create,
@@ -103,16 +104,11 @@ class User:
         is_killed: bool = False,
     ) -> None:
         """Restore a savepoint. `parent` has the log, if that is in a checkpoint; None: lost."""
-        use = self.savepoints, self.savepoints.read(called), self._folder(into, is_killed=is_killed)
-
-        def open_log() -> TransactionLog:
-            return self.log_of(into)
-
+        filling = self._filling(into, "orders", called, is_killed=is_killed)
         if parent is None:
-            restore_lost(*use, pipeline="orders", open_log=open_log)
+            restore_lost(filling)
         else:
-            log = self.log_of(parent)
-            restore(*use, pipeline="orders", open_log=open_log, parent_log=log)
+            restore(filling, self.log_of(parent))
 
     def fork(
         self,
@@ -125,20 +121,20 @@ class User:
         log: str | None = None,
         is_killed: bool = False,
     ) -> None:
-        manifest = self.savepoints.read(called)
-        fork(
-            self.savepoints,
-            manifest,
-            self._folder(into, is_killed=is_killed),
-            pipeline=name,
-            targets={"out": f"file:/{target}"},
-            shared=shared,
-            open_log=lambda: self.log_of(into, log),
-        )
-        self.began[target] = end_of(json.loads(manifest.record.offsets[0]))
+        filling = self._filling(into, name, called, log=log, is_killed=is_killed)
+        fork(filling, {"out": f"file:/{target}"}, shared)
+        self.began[target] = end_of(json.loads(filling.manifest.record.offsets[0]))
 
-    def _folder(self, name: str, *, is_killed: bool) -> LocalFolder:
-        return (Killed if is_killed else LocalFolder)(self.folder / name)
+    def _filling(
+        self, into: str, pipeline: str, called: str, *, log: str | None = None, is_killed: bool
+    ) -> Filling:
+        return Filling(
+            self.savepoints,
+            self.savepoints.read(called),
+            (Killed if is_killed else LocalFolder)(self.folder / into),
+            pipeline,
+            lambda: self.log_of(into, log),
+        )
 
     # -- what must hold ----------------------------------------------------------------------------
 

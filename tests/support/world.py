@@ -159,7 +159,7 @@ class MemoryBatch:
     """A micro-batch: partitions of rows, which the real partition writer writes."""
 
     def __init__(
-        self, spark: MemorySpark, batch_id: int, sinks: Sequence[MemorySink], process: Process
+        self, spark: MemorySpark, batch_id: int, sinks: Sequence[AnySink], process: Process
     ) -> None:
         self.batch_id = batch_id
         self.offsets = (f'{{"upTo":{batch_id}}}',)
@@ -259,7 +259,7 @@ class World:
         self.clock: Callable[[], float] = time.time
         self.stores = {"left": Store(), "right": Store()}
         self.spark = MemorySpark(batches)
-        self.sinks: list[MemorySink] = []
+        self.sinks: list[Any] = []  # those of the last driver
         self.prepare_sinks: Callable[[Sequence[MemorySink]], None] = lambda sinks: None
         self.kinds: dict[str, type[MemorySink]] = {}
 

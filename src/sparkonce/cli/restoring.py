@@ -25,8 +25,8 @@ from sparkonce.protocol.pipeline import by_name, targets_of
 from sparkonce.spark_hooks import savepoints as making
 from sparkonce.spark_hooks.jobs import load_job
 from sparkonce.spark_hooks.references import at, is_reference, refuse_plain_secrets, reveal
-from sparkonce.spark_hooks.savepoints import Manifest, Rewind, Savepoints, retention
-from sparkonce.storage import FileSystemFolder, open_folder
+from sparkonce.spark_hooks.savepoints import Filling, Manifest, Rewind, Savepoints, retention
+from sparkonce.storage import open_folder
 from sparkonce.txn_log import TransactionLog, checkpoint_log
 from sparkonce.txn_log.places import is_same_place, place_of_log
 
@@ -54,12 +54,13 @@ class _Use:
     def name(self) -> str:
         return self.pipeline.name
 
-    def folder(self) -> FileSystemFolder:
-        """Of the new checkpoint, which is made."""
-        return open_folder(self.into, create=True)
+    def filling(self, moved: Sequence[str]) -> Filling:
+        """The new checkpoint, whose folder is made; `moved` are pairs OLD=NEW."""
+        paths = dict(map(_moved_path, moved))
+        folder = open_folder(self.into, create=True)
+        return Filling(self.place, self.manifest, folder, self.name, self._open_log, paths)
 
-    def open_log(self) -> TransactionLog:
-        """The log that the pipeline will use; one inside the new checkpoint is made there."""
+    def _open_log(self) -> TransactionLog:
         self.pipeline.open_log_in(self.into, create=True)
         return self.pipeline.log
 
@@ -183,29 +184,13 @@ def restore(use: _Use, *, lost: bool, moved: Sequence[str], yes: bool, as_json: 
     Refused when the sinks have later batches. Stop the query first: a driver that still runs is
     fenced, so it asks unless that is known to be gone. After an interruption, run it again.
     """
-    paths = dict(map(_moved_path, moved))
     if lost and use.is_log_inside:
         use.check_is_lost()
-        query_id = making.restore_lost(
-            use.place,
-            use.manifest,
-            use.folder(),
-            pipeline=use.name,
-            source_paths=paths,
-            open_log=use.open_log,
-        )
+        query_id = making.restore_lost(use.filling(moved))
     else:
         log = use.log_now(but_not=use.into)
         may_fence(log, use.name, yes=yes)
-        query_id = making.restore(
-            use.place,
-            use.manifest,
-            use.folder(),
-            pipeline=use.name,
-            source_paths=paths,
-            open_log=use.open_log,
-            parent_log=log,
-        )
+        query_id = making.restore(use.filling(moved), log)
     return _said_where(Screen(as_json=as_json), use, query_id)
 
 
@@ -223,16 +208,7 @@ def fork(use: _Use, *, shared: Sequence[str], moved: Sequence[str], as_json: boo
     """
     targets = targets_of(use.pipeline.all_sinks)
     use.check_known("--share", set(shared) - targets.keys())
-    query_id = making.fork(
-        use.place,
-        use.manifest,
-        use.folder(),
-        pipeline=use.name,
-        targets=targets,
-        shared=shared,
-        source_paths=dict(map(_moved_path, moved)),
-        open_log=use.open_log,
-    )
+    query_id = making.fork(use.filling(moved), targets, shared)
     return _said_where(Screen(as_json=as_json), use, query_id)
 
 
@@ -268,17 +244,7 @@ def rewind(
         found = Rewind.of(use.manifest, log, pipeline=use.name, sinks=sinks, kept=kept)
     else:
         may_fence(log, use.name, yes=yes)
-        query_id, found = making.rewind(
-            use.place,
-            use.manifest,
-            use.folder(),
-            pipeline=use.name,
-            sinks=sinks,
-            kept=kept,
-            source_paths=dict(map(_moved_path, moved)),
-            open_log=use.open_log,
-            parent_log=log,
-        )
+        query_id, found = making.rewind(use.filling(moved), log, sinks, kept)
     return _said_what(Screen(as_json=as_json), use, found, query_id)
 
 

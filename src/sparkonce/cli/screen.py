@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparkonce.facts import Facts
-from sparkonce.txn_log.places import place_of_log
+from sparkonce.txn_log.places import how_to_follow
 from sparkonce.words import age, counted, has_passed, until, when
 
 _STYLES = {
@@ -97,7 +97,8 @@ class Screen:
 def show_pipeline(screen: Screen, found: Facts) -> None:
     screen.title(found["name"], found["state"])
     if found["moved_to"]:
-        screen.pairs([("moved to", f"{found['moved_to']} ({_use_of(found['moved_to'])})")])
+        moved_to = found["moved_to"]
+        screen.pairs([("moved to", f"{moved_to} ({how_to_follow(moved_to)})")])
         return
     last, starts = found["last_complete"], found["starts_since_last_batch"]
     going_to = found["rewinding_to"]
@@ -123,12 +124,6 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
         screen.table(("batch", "state", "since", "sink", "rows", "branches", "kept until"), rows)
         for note in (note for batch in found["unfinished"] for note in _notes(batch)):
             screen.say(note, indent=2)
-
-
-def _use_of(log: str) -> str:
-    if place_of_log(log) is None:
-        return "pass it as log=, a Postgres one with its user"
-    return "start the query with that checkpoint"
 
 
 def _no_checkpoint(found: Facts) -> str:
