@@ -190,7 +190,7 @@ def tidy(m: Model, s: State) -> State:
 
 
 def _order(me: Driver) -> tuple[object, ...]:
-    return (me.token, me.at, me.way, me.seen, me.batch, me.waits, sorted(me.todo))
+    return (me.token, me.at, me.way, me.seen, me.batch, me.query, me.waits, sorted(me.todo))
 
 
 def _in_hand(s: State) -> list[Record]:
@@ -204,6 +204,7 @@ def _forget(s: State) -> State:
     named = {name for record in (*records(s), *held) for name in record.names}
     named |= {name for me in s.drivers for name in me.made}
     named |= {name for me in s.drivers for name in me.named}
+    named |= frozenset() if s.rewind is None else s.rewind.todo
     tokens = {me.token for me in s.drivers}
     kept = set()
     for branch, how in s.branches:
@@ -254,11 +255,15 @@ class _Ranks:
             record = self.of_record(flight.record)
             flight = flight._replace(token=self.rank[flight.token], record=record)
         found = tuple(None if r is None else self.of_record(r) for r in log.records)
+        rewind = s.rewind
+        if rewind is not None:
+            rewind = rewind._replace(todo=frozenset(map(self.of_branch, rewind.todo)))
         return s._replace(
             logs=(Log(self.rank[log.token], found, self.rank[log.token]),),
             branches=frozenset((self.of_branch(b), how) for b, how in s.branches),
             drivers=tuple(self.of_driver(me, log) for me in s.drivers),
             flight=flight,
+            rewind=rewind,
         )
 
     def of_branch(self, b: Branch) -> Branch:

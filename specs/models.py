@@ -18,6 +18,7 @@ from specs.state import (
     DECIDED,
     LOST,
     PREPARED,
+    TAKEN,
     VISIBLE,
     Model,
     State,
@@ -41,6 +42,8 @@ MODELS: Final[Mapping[str, Model]] = {
         sinks=1,
         faults=(("ruling", 1), ("unsure", 1), ("loss", 1)),
     ),
+    "rewinds": Model(policies=IMMEDIATE, batches=2, sinks=1, faults=(("rewind", 1),)),
+    "rewinds, after_checkpoint": Model(policies=AFTER, batches=2, sinks=1, faults=(("rewind", 1),)),
 }
 """Two drivers and two sinks each. The whole protocol has three batches; a kind of fault has as
 many as it can reach beyond: one, since nothing but the log carries over from batch to batch."""
@@ -114,6 +117,20 @@ PROBES: Final[Mapping[str, Mapping[str, Probe]]] = {
     "gaps": {
         "an operator closes a gap while a driver runs": lambda s: not s.left("gap"),
     },
+    "rewinds": {
+        "a driver of the old query is about to commit what is taken back": lambda s: any(
+            me.at == "commit" and me.query != s.query and TAKEN in map(s.how, me.record.names)
+            for me in s.drivers
+            if me.record is not None
+        ),
+        "the log changes while a rewind looks at the sinks": lambda s: (
+            s.rewind is not None and s.rewind.at == "stale"
+        ),
+        "a rewind has nothing to take back": lambda s: s.query == 1 and s.before == s.committed,
+        "a batch is there again after a rewind": lambda s: (
+            s.query == 1 and s.committed == 1 and s.rewind is None
+        ),
+    },
     "rulings": {
         "a branch is ruled on and ended": lambda s: bool(s.by_hand),
         "a driver is about to retry a commit after a ruling": lambda s: any(
@@ -139,6 +156,7 @@ class Revert(NamedTuple):
 _NOW = replace(MODELS["immediate"], batches=1)
 _AFTER = replace(MODELS["after_checkpoint"], batches=1)
 _LOSSES = MODELS["losses"]
+_REWINDS = MODELS["rewinds"]
 
 REVERTS: Final[Mapping[str, Revert]] = {
     "a write checks the token": Revert("I6", _NOW),
@@ -161,5 +179,10 @@ REVERTS: Final[Mapping[str, Revert]] = {
     "a sweep spares the prepared": Revert("I7", _AFTER),
     "a sweep spares the decided": Revert("I1", _NOW),
     "a sweep spares the younger": Revert("I6", _NOW),
+    "a rewind checks what it saw": Revert("I2", _REWINDS),
+    "a rewind takes a token": Revert("I4", _REWINDS),
+    "a start waits for the rewind": Revert("I4", _REWINDS),
+    "what was taken back stays away": Revert("I7", _REWINDS),
+    "a query that was replaced is refused": Revert("I6", _REWINDS),
 }
 """Each guard of the model. An I8 is a batch that never completes, or a branch that is left."""

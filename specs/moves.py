@@ -1,8 +1,23 @@
-"""How a driver goes from one part of the protocol to the next: into commits, sweeps, or its end."""
+"""How a driver goes from one part of the protocol to the next: from its start to its end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from specs.state import NOBODY, PREPARED, Branch, Driver, Model, Record, State, Steps
+
+
+def refusals(s: State, me: Driver) -> Iterator[str]:
+    """The guards that refuse the driver's start."""
+    log = s.logs[me.log]
+    if me.seen < log.since and not (me.first and me.first == log.since):
+        yield "a late start is refused"
+    if me.batch > log.next_batch():
+        yield "a gap is refused"
+    if me.query != s.query:
+        yield "a query that was replaced is refused"
+    if s.rewind is not None and s.rewind.at == "taking":
+        yield "a start waits for the rewind"
 
 
 def orphans(m: Model, s: State, d: int, sink: int) -> list[Branch]:
@@ -74,14 +89,14 @@ def to_sweep(s: State, d: int) -> State:
 def to_last_sweep(s: State, d: int, way: str) -> State:
     """Sweep, and stop: the driver keeps only what it needs for that."""
     me = s.drivers[d]
-    return s.with_driver(d, Driver("names", way, log=me.log, token=me.token))
+    return s.with_driver(d, Driver("names", way, log=me.log, token=me.token, query=me.query))
 
 
 def start_again(s: State, d: int) -> State:
     """Begin once more in the same run, with the batch that Spark has planned for it."""
     me = s.drivers[d]
     again = Driver("begin", waits=me.waits, log=me.log, batch=me.batch, seen=NOBODY, first=me.first)
-    return s.with_driver(d, again)
+    return s.with_driver(d, again._replace(query=me.query))
 
 
 def fenced(s: State, d: int) -> Steps:

@@ -15,6 +15,7 @@ from specs.state import (
     DECIDED,
     LOST,
     PREPARED,
+    TAKEN,
     TWICE,
     UNFINISHED,
     VISIBLE,
@@ -79,7 +80,7 @@ def stability(m: Model, s: State, step: str, t: State) -> str | None:
 
 
 def at_most_once(m: Model, s: State, step: str, t: State) -> str | None:
-    """I4: the rows of a batch are visible once in each sink."""
+    """I4: the rows of a batch are visible once in each sink, also after a rewind."""
     shown = [(b.batch, b.sink) for b, how in t.branches if how in {VISIBLE, TWICE}]
     shown += [(b.batch, b.sink) for b, how in t.branches if how == TWICE]
     shown += sorted(t.by_hand)
@@ -125,6 +126,8 @@ def _undecided_before(t: State, record: Record) -> str | None:
 def fencing(m: Model, s: State, step: str, t: State) -> str | None:
     """I6: a driver that was replaced writes nothing to its log, and aborts nothing younger.
 
+    A query that a rewind has replaced takes no token.
+
     It may end what an operator has ruled out: any driver does.
     """
     if not step.startswith("d") or " " not in step or not step[1].isdigit():
@@ -135,6 +138,8 @@ def fencing(m: Model, s: State, step: str, t: State) -> str | None:
             return f"{step}, with token {me.token}, writes to a log with token {before.token}"
         if after.token != before.token and max(me.seen, me.first) < before.since:
             return f"{step}, and fences a run that began after it looked"
+        if after.token != before.token and me.query != s.query:
+            return f"{step}, and a rewind has replaced its query"
     ruled = {name for r in records(s) for name in r.names if name.sink in r.ruled}
     for branch, how in t.branches - s.branches:
         is_younger = branch.token > me.token and branch not in ruled
@@ -146,7 +151,7 @@ def fencing(m: Model, s: State, step: str, t: State) -> str | None:
 def continuity(m: Model, s: State, step: str, t: State) -> str | None:
     """I7: what was aborted never becomes visible, and no decision names it."""
     for branch, how in t.branches - s.branches:
-        if how in {VISIBLE, TWICE} and s.how(branch) in {ABORTED, LOST, None}:
+        if how in {VISIBLE, TWICE} and s.how(branch) in {ABORTED, LOST, TAKEN, None}:
             return f"{branch} was {s.how(branch)}, and is visible"
     for record in _changed(s, t):
         was = _old(s, t, record)
@@ -164,6 +169,7 @@ def no_leaks(m: Model, t: State) -> bool:
         and all(me.at == "off" for me in t.drivers)
         and t.ruling is None
         and t.flight is None
+        and t.rewind is None
         and all(r is not None and r.state == COMPLETE for r in t.logs[-1].records)
         and not any(how == PREPARED for _, how in t.branches)
     )

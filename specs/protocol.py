@@ -20,6 +20,7 @@ from specs.moves import (
     fenced,
     leave_sweep,
     orphans,
+    refusals,
     start_again,
     to_commit,
     to_last_sweep,
@@ -58,9 +59,7 @@ def begin(m: Model, s: State, d: int) -> Steps:
     log = s.logs[me.log]
     if m.tokens is not None and log.token >= m.tokens:
         return
-    is_late = me.seen < log.since and not (me.first and me.first == log.since)
-    is_gap = me.batch > log.next_batch()
-    if (is_late and m.has("a late start is refused")) or (is_gap and m.has("a gap is refused")):
+    if any(m.has(guard) for guard in refusals(s, me)):
         yield "is refused", s.stop(d)
         return
     after = s.take_token(me.log, me.first)
@@ -87,7 +86,7 @@ def recover(m: Model, s: State, d: int) -> Steps:
     me = s.drivers[d]
     found = s.logs[me.log].unfinished()
     if me.replay == NOBODY:
-        yield "reads the checkpoint", s.move(d, replay=s.committed + 1, way="recover")
+        yield "reads the checkpoint", s.move(d, replay=s.committed_for(me) + 1, way="recover")
     elif not found or not m.has("a start recovers first"):
         yield "look", to_sweep(s, d)
     elif found[0].state == PREPARED:
@@ -100,7 +99,7 @@ def fate(m: Model, s: State, d: int) -> Steps:
     """Spark's commit log shows whether a prepared batch is decided or abandoned."""
     record = s.drivers[d].record
     assert record is not None
-    has_it = s.committed >= record.batch
+    has_it = s.committed_for(s.drivers[d]) >= record.batch
     if m.copies and s.drivers[d].entry != s.entry[0] and m.has("the entry is checked"):
         yield "is overtaken", s.stop(d)
     elif has_it or not m.has("decide waits for Spark"):
@@ -183,7 +182,7 @@ def check(m: Model, s: State, d: int) -> Steps:
     """Ask the checkpoint whether another driver has continued, while all can be aborted."""
     me = s.drivers[d]
     overtaken = m.copies and me.entry != s.entry[0] and m.has("the entry is checked")
-    if overtaken or s.committed >= me.batch:
+    if overtaken or s.committed_for(me) >= me.batch:
         yield from fenced(s, d)
     else:
         yield "check", s.move(d, at="amend" if me.lost else "send")
@@ -363,10 +362,11 @@ _OF_A_RECORD: Final = ("fate", "abandon", "decide", "commit", "lost", "complete"
 def spark_commits(m: Model, s: State, d: int) -> Steps:
     """Spark writes commits/N once, after the batch has returned; then the next batch begins."""
     me = s.drivers[d]
-    if s.committed != me.batch - 1:
+    if s.committed_for(me) != me.batch - 1:
         yield "Spark refuses", s.stop(d)
         return
-    after = s._replace(committed=me.batch)
+    is_old = me.query != s.query
+    after = s._replace(before=me.batch) if is_old else s._replace(committed=me.batch)
     if me.record is not None:
         yield "Spark commits", after.move(d, at="fate", way="pending")
         if not m.has("one undecided batch") and me.batch + 1 < m.batches:

@@ -7,6 +7,7 @@ from specs.state import (
     ABORTED,
     LOST,
     PREPARED,
+    TAKEN,
     TWICE,
     VISIBLE,
     Branch,
@@ -55,4 +56,6 @@ def committed(m: Model, s: State, branch: Branch) -> tuple[State, bool]:
         return s.put(branch, TWICE), False
     if how == ABORTED and not m.has("an abort is final"):
         return s.put(branch, VISIBLE), False
-    return s, how in {ABORTED, LOST, None}
+    if how == TAKEN and not m.has("what was taken back stays away"):
+        return s.put(branch, VISIBLE), False
+    return s, how in {ABORTED, LOST, TAKEN, None}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 PREPARED, DECIDED, COMPLETE, ABANDONED = "prepared", "decided", "complete", "abandoned"
-VISIBLE, ABORTED, LOST, TWICE = "visible", "aborted", "lost", "twice"
+VISIBLE, ABORTED, LOST, TWICE, TAKEN = "visible", "aborted", "lost", "twice", "taken back"
 UNFINISHED = (PREPARED, DECIDED)
 NOBODY = -1
 
@@ -77,7 +77,7 @@ class Driver(NamedTuple):
     `record` is the record in its hands, as it last saw it; `made` what it has prepared for the
     next write of the log; `todo` the sinks that the present part has not reached; `named` what its
     sweep spares; `seen` the token, and `met` the entry, that it found before it began; `first` the
-    first token that its run has taken.
+    first token that its run has taken; `query` that of its checkpoint.
     """
 
     at: str = "off"
@@ -99,6 +99,7 @@ class Driver(NamedTuple):
     unsure: frozenset[int] = frozenset()
     named: frozenset[Branch] = frozenset()
     rest: frozenset[int] = frozenset()
+    query: int = 0
 
 
 class Flight(NamedTuple):
@@ -110,7 +111,16 @@ class Flight(NamedTuple):
     record: Record
 
 
+class Rewind(NamedTuple):
+    """A rewind: `at` is looked, stale if the log has changed since, or taking; `todo` goes."""
+
+    at: str
+    todo: frozenset[Branch]
+
+
 class State(NamedTuple):
+    """`before` is what the commit log of the checkpoint has that a rewind has replaced."""
+
     logs: tuple[Log, ...]
     committed: int
     branches: frozenset[tuple[Branch, str]]
@@ -120,6 +130,13 @@ class State(NamedTuple):
     by_hand: frozenset[tuple[int, int]] = frozenset()
     entry: tuple[int, int, int] = (0, 0, 0)
     faults: tuple[tuple[str, int], ...] = ()
+    rewind: Rewind | None = None
+    query: int = 0
+    before: int = NOBODY
+
+    def committed_for(self, me: Driver) -> int:
+        """The highest batch in the commit log of the driver's checkpoint."""
+        return self.committed if me.query == self.query else self.before
 
     def how(self, branch: Branch) -> str | None:
         return next((how for known, how in self.branches if known == branch), None)
@@ -152,7 +169,9 @@ class State(NamedTuple):
     def with_log(self, number: int, log: Log) -> State:
         logs = list(self.logs)
         logs[number] = log
-        return self._replace(logs=tuple(logs))
+        s = self._replace(logs=tuple(logs))
+        is_looked = s.rewind is not None and s.rewind.at == "looked"
+        return s._replace(rewind=s.rewind._replace(at="stale")) if is_looked else s
 
     def left(self, fault: str) -> int:
         return dict(self.faults).get(fault, 0)

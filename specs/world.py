@@ -5,6 +5,7 @@ lose      a sink's server drops a prepared branch                   late    a wr
 straggle  a task that nobody waits for prepares                     land    … and is applied
 rule      an operator rules on a branch of a decided batch, and ends it; or closes a gap
 restore   a copy of the log is used from now on
+rewind    an operator goes back to a savepoint: `rewinding`
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specs.protocol import DRIVER, fail
+from specs.rewinding import rewind
 from specs.rules import write_abandoned, write_first
 from specs.state import (
     ABANDONED,
@@ -44,6 +46,7 @@ def steps(m: Model, s: State) -> Steps:
     yield from faults(m, s)
     yield from land(m, s)
     yield from operate(m, s)
+    yield from rewind(m, s)
 
 
 def quiet_steps(m: Model, s: State) -> Steps:
@@ -56,24 +59,26 @@ def quiet_steps(m: Model, s: State) -> Steps:
         lost = [(b, r) for b, how in s.branches if how in {LOST, ABORTED} for r in _naming(s, b)]
         if s.flight is not None:
             yield from land(m, s)
+        elif s.rewind is not None:
+            yield from rewind(m, s)
         elif lost and s.committed >= lost[0][1].batch:
             branch, record = lost[0]
             yield "the operator rules", _ruled(s, record, branch.sink)
         elif gap := list(close_gap(s)):
             yield from gap
         else:
-            yield from named(0, start(m, s, 0))
+            yield from _without_faults(named(0, start(m, s, 0)))
     for d, me in enumerate(s.drivers):
         if me.at != "off":
-            yield from (
-                (name, after)
-                for name, after in named(d, DRIVER[me.at](m, s, d))
-                if not name.endswith(_FAULTS)
-            )
+            yield from _without_faults(named(d, DRIVER[me.at](m, s, d)))
     yield from end_ruling(s)
 
 
-_FAULTS = ("fails", "no answer", "are lost", "no rows", "answer is lost")
+def _without_faults(found: Steps) -> Steps:
+    return ((name, after) for name, after in found if not name.endswith(_FAULTS))
+
+
+_FAULTS = ("fails", "no answer", "are lost", "no rows", "answer is lost", "old checkpoint")
 
 
 def named(d: int, found: Steps) -> Iterator[tuple[str, State]]:
@@ -85,10 +90,11 @@ def start(m: Model, s: State, d: int) -> Steps:
     for waits in m.policies:
         policy = "after_checkpoint" if waits else "immediate"
         log = len(s.logs) - 1
-        yield (
-            f"starts, {policy}",
-            s.move(d, at="look", waits=waits, batch=s.committed + 1, log=log),
-        )
+        begun = s.move(d, at="look", waits=waits, batch=s.committed + 1, log=log, query=s.query)
+        yield f"starts, {policy}", begun
+        if s.query:
+            old = begun.move(d, batch=s.before + 1, query=0)
+            yield f"starts, {policy}, with the old checkpoint", old
 
 
 # -- faults ------------------------------------------------------------------------------------

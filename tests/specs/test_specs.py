@@ -23,6 +23,7 @@ QUICK = (
     "the first record holds",
     "one undecided batch",
     "nothing is aborted after the decision",
+    "a rewind checks what it saw",
 )
 """Guards whose removal shows within a few thousand states."""
 
