@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from integration_tests.crash import recording
 from integration_tests.crash.scenario import Scenario, shown
 from sparkonce.steps import POINTS
 from sparkonce.testing.kills import Kill
@@ -50,8 +51,11 @@ def kill_at_every_step(scenario: Scenario, steps: Sequence[Kill], *, lead: int =
 
 
 def run_chain(scenario: Scenario, steps: Sequence[Kill], *, whole: bool = True) -> None:
+    """Kill at each step, and replay what the drivers did through the model: `specs.traces`."""
     assert not whole or {step.point for step in steps} == OF_EACH_POLICY[scenario.commit]
+    recording.want(scenario.folder)
     kill_at_every_step(scenario, steps)
+    recording.check_run(scenario.folder, scenario.batches)
     fired = {hit.point for hit in scenario.driver.failpoints.hits()}
     assert fired == {step.point for step in steps} | (fired & {"commit.before"})
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.functions import lit
 
+from integration_tests.crash.recording import record
 from sparkonce import ExactlyOnce, sinks
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.job import FILES_PER_BATCH, quiet_session
@@ -67,8 +68,10 @@ def unchanged(df: DataFrame) -> DataFrame:
 
 def main(config: dict[str, Any], transformed: Callable[[DataFrame], DataFrame] = unchanged) -> None:
     """Run the query over the source, or over what `transformed` makes of it, to its end."""
-    spark = quiet_session(config["master"], Path(config["folder"]), config["conf"])
+    folder, waits = Path(config["folder"]), config["pipeline"]["commit"] == "after_checkpoint"
+    spark = quiet_session(config["master"], folder, config["conf"])
     pipeline = make_pipeline(config)
+    record(folder, Path(config["checkpoint"]), waits=waits)
     query = (
         transformed(rows_of(spark, config))
         .writeStream.foreachBatch(pipeline)
@@ -76,7 +79,7 @@ def main(config: dict[str, Any], transformed: Callable[[DataFrame], DataFrame] =
         .trigger(availableNow=True)
         .start()
     )
-    if config["pipeline"]["commit"] == "after_checkpoint":
+    if waits:
         pipeline.awaitTermination(query)
     else:
         query.awaitTermination()
