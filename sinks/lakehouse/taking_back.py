@@ -78,7 +78,7 @@ class Remover:
                 f"{self.where} does not exist: bring it back, or pass --keep {self.sink}"
             )
         if why := table.keeps_files():
-            raise TakeBackRefusedError(f"{self.where} {why}; {self._instead}")
+            raise TakeBackRefusedError(f"{self.where} {why}; or {self._instead}")
         prepared = [PreparedBatch.of(committable) for committable, _ in branches]
         found = table.live_files(prepared)
         for (committable, _), batch, files in zip(branches, prepared, found, strict=True):
