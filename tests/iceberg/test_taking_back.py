@@ -408,10 +408,11 @@ def test_rows_of_other_files_are_deleted(lake: Lake, sink: IcebergSink) -> None:
 
 
 def test_value_is_deleted_before_the_batch(lake: Lake, sink: IcebergSink) -> None:
-    """The batch brings the value again."""
-    another_writer(lake)
+    """The batch brings the value again; the rows of the batch before are not known."""
+    older = delivered(sink, 1)
     delete_id(lake.table(), 20)
     branches = delivered(sink, 2)
+    is_refused(lake, [*branches, *older], "of batch 1;")
     assert sink.find_delivered(branches)[0].rows == 3
     sink.take_back(branches)
     assert sink.find_delivered(branches) == [Visible(0)]
