@@ -16,8 +16,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from integration_tests.support.lake_in_spark import SCHEMA, batch, look, prepared, session
-from sparkonce.sinks import DeltaSink
+from integration_tests.support.lake_in_spark import (
+    ROWS,
+    SCHEMA,
+    batch,
+    look,
+    prepared,
+    refusal,
+    session,
+)
+from sparkonce.sinks import Delivered, DeltaSink
 
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -75,6 +83,14 @@ def main(folder: Path, jars: str) -> None:
     has_first = (uri / "_delta_log" / f"{0:020}.json").exists()
     left = sorted(path.name for path in (uri / "_sparkonce").iterdir() if path.is_file())
     print(json.dumps({"has_first_version": has_first, "left": left}))
+    last = prepared(sink, with_day(4), 4)
+    sink.commit(last)
+    sink.take_back([Delivered(last, ROWS)])
+    look(spark, table, "taken back")
+    touched = prepared(sink, with_day(5), 5)
+    sink.commit(touched)
+    spark.sql(f"DELETE FROM {table} WHERE id = {5 * ROWS + 5}")
+    print(json.dumps({"refusal": refusal(sink, Delivered(touched, ROWS))}))
     spark.stop()
 
 

@@ -17,8 +17,16 @@ from pathlib import Path
 
 from pyiceberg.catalog import load_catalog
 
-from integration_tests.support.lake_in_spark import SCHEMA, batch, look, prepared, session
-from sparkonce.sinks import IcebergSink
+from integration_tests.support.lake_in_spark import (
+    ROWS,
+    SCHEMA,
+    batch,
+    look,
+    prepared,
+    refusal,
+    session,
+)
+from sparkonce.sinks import Delivered, IcebergSink
 
 TABLE = "lake.shop.orders"
 
@@ -82,6 +90,19 @@ def main(folder: Path, jars: str) -> None:
         sink.commit(waiting)
         look(spark, TABLE, "committed again after the expiry")
         print(json.dumps({"marks": [path.name for path in folder.rglob("*.mark")]}))
+        last = prepared(sink, batch(3), 3)
+        sink.commit(last)
+        call("rewrite_manifests")
+        sink.take_back([Delivered(last, ROWS)])
+        look(spark, TABLE, "taken back out of rewritten manifests")
+        call("expire_snapshots", "older_than => now()", "retain_last => 1")
+        print(json.dumps({"expired": not any(folder.rglob("*.b3.files/*.parquet"))}))
+        look(spark, TABLE, "expired after that")
+        touched = prepared(sink, batch(4), 4)
+        sink.commit(touched)
+        spark.sql(f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
+        spark.sql(f"DELETE FROM {TABLE} WHERE id = {4 * ROWS + 5}")
+        print(json.dumps({"refusal": refusal(sink, Delivered(touched, ROWS))}))
     spark.stop()
 
 

@@ -18,7 +18,10 @@ SPARK = "4.1.0"
 
 @pytest.mark.slow
 def test_spark_reads_compacts_and_vacuums(tmp_path: Path) -> None:
-    """Before a batch, while one waits for its commit, and before a commit is repeated."""
+    """Before a batch, while one waits, before a commit is repeated, and after a rewind.
+
+    A batch that Spark has deleted a row from is not taken back.
+    """
     jars = ",".join(map(str, jar_dir("delta").glob("*.jar")))
     said = said_by("integration_tests.sinks.delta_in_spark", SPARK, str(tmp_path), jars)
     looks = [each for each in said if "what" in each]
@@ -28,5 +31,7 @@ def test_spark_reads_compacts_and_vacuums(tmp_path: Path) -> None:
         (80, True, 3),
         (120, True, 3),
         (160, True, 3),
+        (160, True, 3),
     ]
     assert {"has_first_version": False, "left": []} in said
+    assert "marks rows" in said[-1]["refusal"]

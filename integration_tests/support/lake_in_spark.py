@@ -13,7 +13,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from sparkonce.errors import TakeBackRefusedError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from sparkonce.sinks import Delivered
 
 ROWS = 40
 SCHEMA = pa.schema(
@@ -42,6 +44,15 @@ def prepared(sink: Any, rows: pa.RecordBatch, number: int) -> Committable:
         tasks.append(sink.preCommit(handle))
     (voted,) = sink.vote(BranchId(_OWNER, number, 1, sink.name, 0, DRIVER_ATTEMPT), tasks)
     return voted
+
+
+def refusal(sink: Any, branch: Delivered) -> str:
+    """Why the sink does not take the batch back; empty if it would."""
+    try:
+        sink.find_delivered([branch])
+    except TakeBackRefusedError as error:
+        return str(error)
+    return ""
 
 
 def session(jars: str, settings: Mapping[str, str]) -> SparkSession:

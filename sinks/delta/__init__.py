@@ -3,6 +3,7 @@
 sink        DeltaSink: settings
 checking    can the table take these rows?
 table       layout of files, conditional commit, proofs
+live        the files of batches, for a rewind
 statistics  what Delta's log says of the values in a file
 places      the table's address, and the storage behind it
 """

@@ -4,6 +4,9 @@
     txn         PREFIX.SINK        version 97: the newest version whose commitInfo says this
     txn         PREFIX.SINK.t3.p0  version 42: the newest batch that driver 3 has ended in pass 0
 
+A rewind may take back batches of several queries in one version. Its commitInfo has a key for each,
+PREFIX.SINK instead of `sparkonce`.
+
 Checkpoints keep the last version of each txn for ever, unless
 `delta.setTransactionRetentionDuration` is set. A version's commitInfo goes when Delta cleans up its
 log, after 30 days by default. Then nobody knows how the batches up to the newest one have ended;
@@ -22,13 +25,23 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
+from sparkonce.sinks.delta.live import live_files
 from sparkonce.sinks.delta.statistics import statistics_of
 from sparkonce.sinks.lakehouse.marks import Marks, file_name
-from sparkonce.sinks.lakehouse.proofs import End, Kept, end_in, key_of, with_batch
+from sparkonce.sinks.lakehouse.proofs import (
+    TAKEN_BACK,
+    End,
+    Kept,
+    end_in,
+    has_batch,
+    key_of,
+    with_batch,
+    with_batches,
+)
 from sparkonce.sinks.lakehouse.ranges import forgotten
-from sparkonce.sinks.lakehouse.table import DataFile, Layout, LoadedTable
+from sparkonce.sinks.lakehouse.table import DataFile, Layout, LiveFile, LoadedTable
 
 if TYPE_CHECKING:
     from sparkonce.model import BranchId
@@ -168,16 +181,28 @@ class DeltaVersion(LoadedTable):
         if self._newest(branch_id) is not None and not _knows(kept, branch_id):
             kept = {**kept, **self._forgotten(branch_id, kept)}
         proofs = {**kept, end: with_batch(kept.get(end, {}), branch_id)}
+        return self._is_committed(
+            [] if prepared is None else [*self._adds(prepared, columns)],
+            {_INFO: _text(proofs)},
+            list(self._transactions(branch_id)),
+        )
+
+    def _is_committed(
+        self,
+        actions: Sequence[AddAction | RemoveAction],
+        info: dict[str, Any],
+        transactions: list[Transaction],
+    ) -> bool:
         try:
             self.table.create_write_transaction(
-                [] if prepared is None else list(self._adds(prepared, columns)),
+                list(actions),
                 mode="append",
                 schema=self.table.schema(),
-                partition_by=columns,
+                partition_by=self.metadata.partition_columns,
                 commit_properties=CommitProperties(
-                    custom_metadata={_INFO: json.dumps(proofs, separators=(",", ":"))},
+                    custom_metadata=info,
                     max_commit_retries=0,  # so the version that was loaded must be the newest one
-                    app_transactions=list(self._transactions(branch_id)),
+                    app_transactions=transactions,
                 ),
             )
         except CommitFailedError as error:
@@ -191,6 +216,45 @@ class DeltaVersion(LoadedTable):
         paths: list[Any] = pa.table(self.table.get_add_actions()).column("path").to_pylist()
         return any(path.startswith(f"{first}-") for path in paths)
 
+    def is_taken_back(self, branch_id: BranchId) -> bool:
+        return has_batch(self._kept(branch_id).get(TAKEN_BACK, {}), branch_id)
+
+    def keeps_files(self) -> str | None:
+        if self.metadata.configuration.get("delta.appendOnly") == "true":
+            return "takes no removal of files: unset delta.appendOnly"
+        return unsupported(self.table)
+
+    def live_files(self, batches: Sequence[PreparedBatch]) -> Sequence[Sequence[LiveFile]]:
+        return live_files(self.table, batches)
+
+    def commit_removal(self, branch_ids: Sequence[BranchId], files: Sequence[LiveFile]) -> bool:
+        now_ms = int(time.time() * 1000)
+        removes = [
+            RemoveAction(
+                path=file.path,
+                data_change=True,
+                deletion_timestamp=now_ms,
+                size=file.bytes,
+                partition_values={name: _as_text(value) for name, value in file.part_of.items()},
+            )
+            for file in files
+        ]
+        by_app: dict[str, list[BranchId]] = {}
+        for branch_id in branch_ids:
+            by_app.setdefault(_app(branch_id), []).append(branch_id)
+        info = {app: _text(self._with_removal(some)) for app, some in by_app.items()}
+        version = self.table.version() + 1
+        pointers = [Transaction(app, version, now_ms) for app in by_app]
+        return self._is_committed(removes, info, pointers)
+
+    def _with_removal(self, branch_ids: Sequence[BranchId]) -> Mapping[str, Kept]:
+        """What is kept of a query's sink, once these batches are taken back."""
+        kept = self._kept(branch_ids[0])
+        for branch_id in branch_ids:
+            if not _knows(kept, branch_id):
+                kept = {**kept, **self._forgotten(branch_id, kept)}
+        return {**kept, TAKEN_BACK: with_batches(kept.get(TAKEN_BACK, {}), branch_ids)}
+
     def _transactions(self, branch_id: BranchId) -> Iterator[Transaction]:
         now_ms = int(time.time() * 1000)
         yield Transaction(_app(branch_id), self.table.version() + 1, now_ms)
@@ -201,7 +265,7 @@ class DeltaVersion(LoadedTable):
         """The newest batch of the driver and write pass that has ended."""
         return self._transaction_version(_app(branch_id, key_of(branch_id)))
 
-    def _kept(self, branch_id: BranchId) -> Mapping[End, Kept]:
+    def _kept(self, branch_id: BranchId) -> Mapping[str, Kept]:
         """What the newest version of this sink says of its batches; nothing if it is gone."""
         version = self._transaction_version(_app(branch_id))
         if version is None:
@@ -214,10 +278,11 @@ class DeltaVersion(LoadedTable):
             json.loads(line) for line in lines if b"commitInfo" in line
         ]  # most lines are files
         infos = [action["commitInfo"] for action in likely if "commitInfo" in action]
-        found: Mapping[End, Kept] = json.loads(infos[0].get(_INFO, "{}")) if infos else {}
+        info = infos[0] if infos else {}
+        found: Mapping[str, Kept] = json.loads(info.get(_app(branch_id), info.get(_INFO, "{}")))
         return found
 
-    def _forgotten(self, branch_id: BranchId, kept: Mapping[End, Kept]) -> Mapping[End, Kept]:
+    def _forgotten(self, branch_id: BranchId, kept: Mapping[str, Kept]) -> Mapping[str, Kept]:
         """Nothing is known of the driver's batches up to its newest one."""
         newest = self._newest(branch_id) or 0
         return {"committed": {**kept.get("committed", {}), key_of(branch_id): forgotten(newest)}}
@@ -236,7 +301,7 @@ class DeltaVersion(LoadedTable):
                 )
 
 
-def _knows(kept: Mapping[End, Kept], branch_id: BranchId) -> bool:
+def _knows(kept: Mapping[str, Kept], branch_id: BranchId) -> bool:
     """Whether anything is known of the driver's batches in this write pass."""
     return any(key_of(branch_id) in of_end for of_end in kept.values())
 
@@ -307,6 +372,10 @@ def _changed(then: Mapping[str, str], now: Mapping[str, str]) -> str:
             return f"{name} was {kind}, and is {now.get(name, 'gone')}"
     required = (name for name, kind in now.items() if name not in then and kind.endswith(_NOT_NULL))
     return next((f"{name} is required now" for name in required), "")
+
+
+def _text(kept: Mapping[str, Kept]) -> str:
+    return json.dumps(kept, separators=(",", ":"))
 
 
 def _app(branch_id: BranchId, *more: str) -> str:

@@ -4,6 +4,7 @@ sink        IcebergSink: settings
 checking    can the table take these rows?
 table       layout of files, conditional commit
 appending   the snapshot of a commit
+removing    the snapshot of a rewind
 properties  those of the table that prove how batches ended
 files       data files and manifests as JSON
 tables      catalog, table and its folders

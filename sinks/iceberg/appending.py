@@ -1,4 +1,4 @@
-"""A snapshot that adds a batch's manifests, or nothing, together with a proof."""
+"""A snapshot that is committed only if the table is as it was loaded, together with a proof."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 
-class Append(_FastAppendFiles):
-    """Adds manifests that exist already to a table as it was loaded.
+class Conditional(_FastAppendFiles):
+    """The next snapshot of a table as it was loaded; a subclass says what it changes.
 
     Args:
+        operation: what a reader calls it.
         table: as loaded.
-        prepared: the batch; None adds nothing.
+        changes: for the snapshot's summary.
     """
 
-    def __init__(self, table: Table, prepared: PreparedBatch | None = None) -> None:
-        super().__init__(Operation.APPEND, table.transaction(), table.io)
+    def __init__(self, operation: Operation, table: Table, changes: Mapping[str, int]) -> None:
+        super().__init__(operation, table.transaction(), table.io)
         self._table = table
-        self._prepared = prepared
+        self._changes = {name: str(number) for name, number in changes.items()}
 
     def commit_if_unchanged(self, properties: Mapping[str, str]) -> None:
         """Commit the snapshot and the properties, if main still has the snapshot of the load.
@@ -44,22 +45,35 @@ class Append(_FastAppendFiles):
         more = (SetPropertiesUpdate(updates=dict(properties)),) if properties else ()
         self._table.catalog.commit_table(self._table, (*requirements, is_same), (*updates, *more))
 
+    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
+        parent = self._parent_snapshot_id
+        before = None if parent is None else self._transaction.table_metadata.snapshot_by_id(parent)
+        return update_snapshot_summaries(
+            Summary(self._operation, **self._changes, **snapshot_properties),
+            before.summary if before is not None else None,
+        )
+
+
+class Append(Conditional):
+    """Adds manifests that exist already.
+
+    Args:
+        table: as loaded.
+        prepared: the batch; None adds nothing.
+    """
+
+    def __init__(self, table: Table, prepared: PreparedBatch | None = None) -> None:
+        changes = {}
+        if prepared is not None:
+            changes = {
+                "added-data-files": prepared.files,
+                "added-records": prepared.rows,
+                "added-files-size": prepared.bytes,
+            }
+        super().__init__(Operation.APPEND, table, changes)
+        self._prepared = prepared
+
     def _manifests(self) -> list[ManifestFile]:
         added: Sequence[Mapping[str, Any]] = self._prepared.manifests if self._prepared else ()
         ours = [manifest_file(each, self._snapshot_id) for each in added]
         return ours + self._existing_manifests()
-
-    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
-        added = {}
-        if self._prepared is not None:
-            added = {
-                "added-data-files": str(self._prepared.files),
-                "added-records": str(self._prepared.rows),
-                "added-files-size": str(self._prepared.bytes),
-            }
-        parent = self._parent_snapshot_id
-        before = None if parent is None else self._transaction.table_metadata.snapshot_by_id(parent)
-        return update_snapshot_summaries(
-            Summary(self._operation, **added, **snapshot_properties),
-            before.summary if before is not None else None,
-        )

@@ -22,13 +22,14 @@ from pyiceberg.utils.properties import property_as_int
 
 from sparkonce.model import BranchId
 from sparkonce.sinks.iceberg import properties
-from sparkonce.sinks.iceberg.appending import Append
-from sparkonce.sinks.iceberg.files import attempts_in, prepared_manifest, to_json
+from sparkonce.sinks.iceberg.appending import Append, Conditional
+from sparkonce.sinks.iceberg.files import FORMAT_VERSION, attempts_in, prepared_manifest, to_json
+from sparkonce.sinks.iceberg.removing import Removal, live_files
 from sparkonce.sinks.iceberg.tables import Folders
 from sparkonce.sinks.lakehouse.marks import Marks, batch_of
 from sparkonce.sinks.lakehouse.payloads import PreparedBatch
 from sparkonce.sinks.lakehouse.proofs import KEPT, End
-from sparkonce.sinks.lakehouse.table import DataFile, Layout, LoadedTable
+from sparkonce.sinks.lakehouse.table import DataFile, Layout, LiveFile, LoadedTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,18 +137,36 @@ class IcebergTable(LoadedTable):
         self, branch_id: BranchId, end: End, prepared: PreparedBatch | None = None
     ) -> bool:
         proof = properties.proof(self._table, branch_id, end)
-        try:
-            Append(self._table, prepared).commit_if_unchanged(proof)
-        except CommitFailedException:
-            # A client that repeats a request by itself gets this answer although the first request
-            # succeeded, or will succeed later. So the manifest list stays.
-            return False
-        return True
+        return self._is_committed(Append(self._table, prepared), proof)
 
     def may_name(self, task: BranchId) -> bool:
         paths = [self.manifest(batch_of(task), spec) for spec in self._table.specs()]
         attempts = attempts_in(self._table, filter(self.marks.storage.exists, paths))
         return not attempts or task.attempt in attempts
+
+    def is_taken_back(self, branch_id: BranchId) -> bool:
+        return properties.is_taken_back(self._table, branch_id)
+
+    def keeps_files(self) -> str | None:
+        version = self._table.format_version
+        return None if version == FORMAT_VERSION else f"has format version {version} by now"
+
+    def live_files(self, batches: Sequence[PreparedBatch]) -> Sequence[Sequence[LiveFile]]:
+        return live_files(self._table, batches)
+
+    def commit_removal(self, branch_ids: Sequence[BranchId], files: Sequence[LiveFile]) -> bool:
+        proof = properties.proof_of_removal(self._table, branch_ids)
+        return self._is_committed(Removal(self._table, files), proof)
+
+    @staticmethod
+    def _is_committed(snapshot: Conditional, proof: Mapping[str, str]) -> bool:
+        try:
+            snapshot.commit_if_unchanged(proof)
+        except CommitFailedException:
+            # A client that repeats a request by itself gets this answer although the first request
+            # succeeded, or will succeed later. So the manifest list stays.
+            return False
+        return True
 
 
 def _number(table: Table, name: str, default: int) -> int:

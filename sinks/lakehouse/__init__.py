@@ -2,6 +2,7 @@
 
 sink        LakehouseSink: the verbs
 finishing   the end of a batch or a task: proof, conditional commit, abort
+taking_back the removal of batches, for a rewind
 writing     rows to Parquet files
 table       what a table format must tell, and do
 payloads    what a committable says of files

@@ -114,8 +114,7 @@ class BatchEnd:
 
     def _reloaded_tables(self) -> Iterator[LoadedTable]:
         """The table as it is now, again and again while other writers come first."""
-        deadline, wait_s = time.monotonic() + PATIENCE_S, _FIRST_WAIT_S
-        while True:
+        for _ in attempts():
             table = self._load()
             if table is None:
                 raise self._unresolved(
@@ -123,10 +122,7 @@ class BatchEnd:
                     "back under this name"
                 )
             yield table
-            if time.monotonic() > deadline:
-                raise self._unresolved(f"other writers of {self._where} came first each time")
-            time.sleep(random.uniform(0, wait_s))  # noqa: S311 - so that writers part
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        raise self._unresolved(f"other writers of {self._where} came first each time")
 
     def _commit_end(
         self, table: LoadedTable, end: End, prepared: PreparedBatch | None = None
@@ -173,6 +169,17 @@ class BatchEnd:
         return CommitUnresolvedError(why, self._branch_id)
 
 
+def attempts() -> Iterator[None]:
+    """Once, and again after a while as long as patience lasts."""
+    deadline, wait_s = time.monotonic() + PATIENCE_S, _FIRST_WAIT_S
+    while True:
+        yield
+        if time.monotonic() > deadline:
+            return
+        time.sleep(random.uniform(0, wait_s))  # noqa: S311 - so that writers part
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
 class TaskEnd:
     """Aborts one task of one sink, which no decision names.
 
@@ -204,10 +211,14 @@ class TaskEnd:
         marks.remove(self._branch_id)
 
     def _may_be_committed(self) -> bool:
-        """Whether readers may need the files; they stay where nobody can tell."""
-        if self._table.end_of(batch_of(self._branch_id)) in {"aborted", None}:
+        """Whether readers may need the files; they stay where nobody can tell.
+
+        Older versions of the table name those of a batch that was taken back.
+        """
+        batch = batch_of(self._branch_id)
+        if self._table.end_of(batch) in {"aborted", None}:
             return False
-        return self._table.may_name(self._branch_id)
+        return self._table.is_taken_back(batch) or self._table.may_name(self._branch_id)
 
 
 def _left_in_another_table(

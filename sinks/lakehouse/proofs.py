@@ -2,8 +2,10 @@
 
     committed   {"t3.p0": "0-41", "t4.p0": "42-97"}
     aborted     {"t3.p0": "42"}
+    taken_back  {"t3.p0": "40-41"}
 
-Driver 3 has committed the batches 0 to 41 in their first write pass, and batch 42 was ruled out.
+Driver 3 has committed the batches 0 to 41 in their first write pass, and batch 42 was ruled out. A
+rewind has removed the files of 40 and 41. They stay committed: a late commit must not add them.
 The table changes these in the commit that adds a batch's files, or none. That succeeds only if the
 table is as it was read. So one of two drivers wins, and the other one sees that before it tries
 again.
@@ -11,8 +13,9 @@ again.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, TypeAlias
 
 from sparkonce.model import BranchId
@@ -27,10 +30,11 @@ _FORGOTTEN: Final = "forgotten"
 
 End: TypeAlias = Literal["committed", "aborted"]
 ENDS: Final[tuple[End, ...]] = ("committed", "aborted")
+TAKEN_BACK: Final = "taken_back"
 Kept: TypeAlias = Mapping[str, str | int]
 
 
-def end_in(kept: Mapping[End, Kept], branch_id: BranchId) -> End | Literal["unknown"] | None:
+def end_in(kept: Mapping[str, Kept], branch_id: BranchId) -> End | Literal["unknown"] | None:
     """How the batch ended; None if it has not; "unknown" if that is no longer kept."""
     if (batch_id := branch_id.batch_id) is None:
         return None
@@ -45,6 +49,11 @@ def end_in(kept: Mapping[End, Kept], branch_id: BranchId) -> End | Literal["unkn
     return "unknown" if is_unknown else None
 
 
+def with_batches(kept: Kept, branch_ids: Iterable[BranchId]) -> Kept:
+    """What is kept of an end, and more batches."""
+    return functools.reduce(with_batch, branch_ids, kept)
+
+
 def with_batch(kept: Kept, branch_id: BranchId) -> Kept:
     """What is kept of an end, and one more batch; the oldest drivers may be forgotten."""
     more = dict(kept)
@@ -56,6 +65,11 @@ def with_batch(kept: Kept, branch_id: BranchId) -> Kept:
         token = int(re.findall(r"\d+", oldest)[0])
         more[_FORGOTTEN] = max(int(more.get(_FORGOTTEN, -1)), token)
     return more
+
+
+def has_batch(kept: Kept, branch_id: BranchId) -> bool:
+    """Whether the batch is among those that are kept."""
+    return in_ranges(str(kept.get(key_of(branch_id), "")), branch_id.batch_id or 0)
 
 
 def key_of(branch_id: BranchId) -> str:

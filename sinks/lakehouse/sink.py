@@ -13,19 +13,28 @@ import contextlib
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 import pyarrow as pa
 
 from sparkonce.errors import CommitRejectedError, ConfigurationError, PrepareRejectedError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
-from sparkonce.sinks.capabilities import AbortsDecided, Diagnoses, FindsBranches, Votes
+from sparkonce.sinks.capabilities import (
+    AbortsDecided,
+    Delivered,
+    Diagnoses,
+    FindsBranches,
+    TakesBack,
+    Visible,
+    Votes,
+)
 from sparkonce.sinks.lakehouse.finishing import BatchEnd, TaskEnd
 from sparkonce.sinks.lakehouse.marks import Mark, batch_of
 from sparkonce.sinks.lakehouse.payloads import PreparedBatch, WrittenFiles
 from sparkonce.sinks.lakehouse.ranges import as_ranges
 from sparkonce.sinks.lakehouse.table import LoadedTable
+from sparkonce.sinks.lakehouse.taking_back import Remover
 from sparkonce.sinks.lakehouse.writing import BranchWriter
 
 ORPHANS_KEPT_S: Final = (3 * 24 - 1) * 3600.0
@@ -34,7 +43,7 @@ no snapshot names once they are three days old, and Delta's VACUUM once they are
 
 
 class LakehouseSink(
-    TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsBranches, Diagnoses
+    TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsBranches, TakesBack, Diagnoses
 ):
     """What the sinks of table formats share.
 
@@ -47,11 +56,6 @@ class LakehouseSink(
         transform: see `TwoPhaseCommitSink`.
         writers: see `TwoPhaseCommitSink`.
     """
-
-    why_kept: ClassVar[str] = (
-        "takes no batch back: fork the savepoint into a new table; or, with its own command, "
-        "roll the table back to before the first of these batches, and keep the sink"
-    )
 
     def __init__(
         self,
@@ -186,7 +190,16 @@ class LakehouseSink(
         table = self._load()
         return [] if table is None else map(Committable, table.marks.of(owner))
 
+    def find_delivered(self, branches: Sequence[Delivered]) -> Sequence[Visible]:
+        return self._remover().find(branches)
+
+    def take_back(self, branches: Sequence[Delivered]) -> None:
+        self._remover().take_back(branches)
+
     # -- helpers -----------------------------------------------------------------------------------
+
+    def _remover(self) -> Remover:
+        return Remover(self._load, self.target, self.name)
 
     def _ending(self, branch_id: BranchId) -> BatchEnd:
         return BatchEnd(self._load, self.target, branch_id)

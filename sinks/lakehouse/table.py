@@ -34,6 +34,23 @@ class DataFile:
     footer: pq.FileMetaData
 
 
+@dataclass(frozen=True)
+class LiveFile:
+    """A data file that readers of the table see.
+
+    Attributes:
+        path: where it is.
+        bytes: its size.
+        lacks_rows: whether the table marks rows of it as deleted, or may do so.
+        part_of: what the table's format needs to remove it.
+    """
+
+    path: str
+    bytes: int
+    lacks_rows: bool
+    part_of: Any
+
+
 class Layout(ABC):
     """How a table wants its data files.
 
@@ -112,3 +129,31 @@ class LoadedTable(ABC):
     @abstractmethod
     def may_name(self, task: BranchId) -> bool:
         """Whether the table may name files of a task whose batch is, or may be, committed."""
+
+    # -- a rewind ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def is_taken_back(self, branch_id: BranchId) -> bool:
+        """Whether a rewind has removed the batch's files."""
+
+    @abstractmethod
+    def keeps_files(self) -> str | None:
+        """Why no file can be removed, and what to do about it; None if files can be."""
+
+    @abstractmethod
+    def live_files(self, batches: Sequence[PreparedBatch]) -> Sequence[Sequence[LiveFile]]:
+        """The data files of each batch that the table names now."""
+
+    @abstractmethod
+    def commit_removal(self, branch_ids: Sequence[BranchId], files: Sequence[LiveFile]) -> bool:
+        """Remove the files of batches, along with a proof of that, in one conditional commit.
+
+        The files stay where they are, for readers of older versions.
+
+        Args:
+            branch_ids: of the batches.
+            files: all that `live_files` found of them.
+
+        Returns:
+            False if the table is no longer as it was loaded, or may not be.
+        """

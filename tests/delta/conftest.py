@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.schema import Field, PrimitiveType
 
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import DeltaSink
@@ -93,3 +94,65 @@ def prepared(
     done = [task(sink, branch(batch_id, n, token), *batches) for n, batches in enumerate(tasks)]
     (committable,) = sink.vote(of_driver(branch(batch_id, token=token)), done)
     return committable
+
+
+# -- what happens meanwhile ------------------------------------------------------------------------
+
+
+def another_writer(lake: Lake) -> None:
+    lake.append(100)
+
+
+def add_a_column(lake: Lake) -> None:
+    lake.table().alter.add_columns([Field("note", PrimitiveType("string"))])
+
+
+def compact(lake: Lake) -> None:
+    lake.table().optimize.compact()
+
+
+def delete_other_rows(lake: Lake) -> None:
+    lake.table().delete("id >= 100")
+
+
+def vacuum(lake: Lake) -> None:
+    lake.table().vacuum(dry_run=False)
+
+
+def checkpoint_and_clean_the_log(lake: Lake) -> None:
+    table = lake.table()
+    table.create_checkpoint()
+    for version in range(table.version()):
+        lake.log(version).unlink(missing_ok=True)
+
+
+class Intruder:
+    """Stands between the sink and the log at one commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+        real, intruder = DeltaTable.create_write_transaction, self
+
+        def commit(self: Any, *args: Any, **settings: Any) -> None:
+            intruder.calls += 1
+            before, intruder.before = intruder.before, lambda: None
+            before()
+            real(self, *args, **settings)
+            after, intruder.after = intruder.after, lambda: None
+            after()
+
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
+
+
+@pytest.fixture
+def intruder(monkeypatch: pytest.MonkeyPatch) -> Intruder:
+    return Intruder(monkeypatch)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act

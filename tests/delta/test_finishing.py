@@ -9,13 +9,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
-from deltalake.schema import Field, PrimitiveType
 
 from sparkonce.errors import (
     CommitRejectedError,
@@ -24,35 +22,23 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.sinks.lakehouse import finishing
-from tests.delta.conftest import SCHEMA, Lake, branch, of_driver, prepared, rows, task
-
-
-def another_writer(lake: Lake) -> None:
-    lake.append(100)
-
-
-def add_a_column(lake: Lake) -> None:
-    lake.table().alter.add_columns([Field("note", PrimitiveType("string"))])
-
-
-def compact(lake: Lake) -> None:
-    lake.table().optimize.compact()
-
-
-def delete_other_rows(lake: Lake) -> None:
-    lake.table().delete("id >= 100")
-
-
-def vacuum(lake: Lake) -> None:
-    lake.table().vacuum(dry_run=False)
-
-
-def checkpoint_and_clean_the_log(lake: Lake) -> None:
-    table = lake.table()
-    table.create_checkpoint()
-    for version in range(table.version()):
-        lake.log(version).unlink(missing_ok=True)
-
+from tests.delta.conftest import (
+    SCHEMA,
+    Intruder,
+    Lake,
+    add_a_column,
+    another_writer,
+    branch,
+    checkpoint_and_clean_the_log,
+    compact,
+    delete_other_rows,
+    of_driver,
+    prepared,
+    raising,
+    rows,
+    task,
+    vacuum,
+)
 
 CHANGES: list[Callable[[Lake], None]] = [
     another_writer,
@@ -305,38 +291,6 @@ def test_table_is_recreated_while_tasks_write(lake: Lake) -> None:
     lake.create()
     with pytest.raises(PrepareRejectedError, match="dropped and created again"):
         sink.vote(of_driver(branch()), [done])
-
-
-class Intruder:
-    """Stands between the sink and the log at one commit."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls = 0
-        self.before: Callable[[], None] = lambda: None
-        self.after: Callable[[], None] = lambda: None
-        real, intruder = DeltaTable.create_write_transaction, self
-
-        def commit(self: Any, *args: Any, **settings: Any) -> None:
-            intruder.calls += 1
-            before, intruder.before = intruder.before, lambda: None
-            before()
-            real(self, *args, **settings)
-            after, intruder.after = intruder.after, lambda: None
-            after()
-
-        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
-
-
-@pytest.fixture
-def intruder(monkeypatch: pytest.MonkeyPatch) -> Intruder:
-    return Intruder(monkeypatch)
-
-
-def raising(error: Exception) -> Callable[[], None]:
-    def act() -> None:
-        raise error
-
-    return act
 
 
 def test_driver_is_paused_between_its_check_and_its_commit(lake: Lake, intruder: Intruder) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import StringType
 
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import IcebergSink
@@ -99,3 +102,68 @@ def prepared(
     by_driver = replace(branch(batch_id, token=token), attempt=DRIVER_ATTEMPT)
     (committable,) = sink.vote(by_driver, done)
     return committable
+
+
+# -- what happens meanwhile ------------------------------------------------------------------------
+
+
+def another_writer(lake: Lake) -> None:
+    lake.table().append(pa.Table.from_batches([rows(100)]))
+
+
+def add_a_column(lake: Lake) -> None:
+    with lake.table().update_schema() as update:
+        update.add_column("note", StringType())
+
+
+def rename_a_column(lake: Lake) -> None:
+    with lake.table().update_schema() as update:
+        update.rename_column("name", "title")
+
+
+def drop_a_column(lake: Lake) -> None:
+    with lake.table().update_schema() as update:
+        update.delete_column("name")
+
+
+def partition_by_id(lake: Lake) -> None:
+    with lake.table().update_spec() as update:
+        update.add_field("id", BucketTransform(4), "bucket")
+
+
+def rewrite_the_table(lake: Lake) -> None:
+    table = lake.table()
+    table.overwrite(table.scan().to_arrow())
+
+
+class Intruder:
+    """Stands between the sink and the catalog at one commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+        real, intruder = SqlCatalog.commit_table, self
+
+        def commit_table(self: Any, *args: Any) -> Any:
+            intruder.calls += 1
+            before, intruder.before = intruder.before, lambda: None
+            before()
+            answer = real(self, *args)
+            after, intruder.after = intruder.after, lambda: None
+            after()
+            return answer
+
+        monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+
+
+@pytest.fixture
+def intruder(monkeypatch: pytest.MonkeyPatch) -> Intruder:
+    return Intruder(monkeypatch)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act

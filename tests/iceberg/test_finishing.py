@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table.update import RemovePartitionSpecsUpdate
-from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import StringType
+from pyiceberg.transforms import IdentityTransform
 
 from sparkonce.errors import (
     CommitRejectedError,
@@ -23,37 +21,23 @@ from sparkonce.errors import (
 )
 from sparkonce.model import DRIVER_ATTEMPT, Committable
 from sparkonce.sinks.lakehouse import finishing
-from tests.iceberg.conftest import NAME, SCHEMA, Lake, branch, prepared, rows, task
-
-
-def another_writer(lake: Lake) -> None:
-    lake.table().append(pa.Table.from_batches([rows(100)]))
-
-
-def add_a_column(lake: Lake) -> None:
-    with lake.table().update_schema() as update:
-        update.add_column("note", StringType())
-
-
-def rename_a_column(lake: Lake) -> None:
-    with lake.table().update_schema() as update:
-        update.rename_column("name", "title")
-
-
-def drop_a_column(lake: Lake) -> None:
-    with lake.table().update_schema() as update:
-        update.delete_column("name")
-
-
-def partition_by_id(lake: Lake) -> None:
-    with lake.table().update_spec() as update:
-        update.add_field("id", BucketTransform(4), "bucket")
-
-
-def rewrite_the_table(lake: Lake) -> None:
-    table = lake.table()
-    table.overwrite(table.scan().to_arrow())
-
+from tests.iceberg.conftest import (
+    NAME,
+    SCHEMA,
+    Intruder,
+    Lake,
+    add_a_column,
+    another_writer,
+    branch,
+    drop_a_column,
+    partition_by_id,
+    prepared,
+    raising,
+    rename_a_column,
+    rewrite_the_table,
+    rows,
+    task,
+)
 
 CHANGES: list[Callable[[Lake], None]] = [
     another_writer,
@@ -171,39 +155,6 @@ def test_table_is_recreated_while_tasks_write(lake: Lake) -> None:
     lake.create()
     with pytest.raises(PrepareRejectedError, match="dropped and created again"):
         sink.vote(replace(branch(), attempt=DRIVER_ATTEMPT), [done])
-
-
-class Intruder:
-    """Stands between the sink and the catalog at one commit."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls = 0
-        self.before: Callable[[], None] = lambda: None
-        self.after: Callable[[], None] = lambda: None
-        real, intruder = SqlCatalog.commit_table, self
-
-        def commit_table(self: Any, *args: Any) -> Any:
-            intruder.calls += 1
-            before, intruder.before = intruder.before, lambda: None
-            before()
-            answer = real(self, *args)
-            after, intruder.after = intruder.after, lambda: None
-            after()
-            return answer
-
-        monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
-
-
-@pytest.fixture
-def intruder(monkeypatch: pytest.MonkeyPatch) -> Intruder:
-    return Intruder(monkeypatch)
-
-
-def raising(error: Exception) -> Callable[[], None]:
-    def act() -> None:
-        raise error
-
-    return act
 
 
 def test_driver_is_paused_between_its_check_and_its_commit(lake: Lake, intruder: Intruder) -> None:
