@@ -5,14 +5,15 @@
       ─► each branch is taken back ─► the new query may start
 
 With no later batch it is a restore. The command may be paused anywhere. One that was killed is run
-again, and goes on from the head.
+again, and goes on from the head. Any write of the log after the look makes it stale:
+`State.with_log`.
 """
 
 from __future__ import annotations
 
 from specs.state import COMPLETE, TAKEN, VISIBLE, Branch, Model, Rewind, State, Steps
 
-LAST = 0
+SAVEPOINT = 0
 """The savepoint's batch."""
 
 
@@ -36,7 +37,12 @@ def rewind(m: Model, s: State) -> Steps:
 def _later(s: State) -> frozenset[Branch] | None:
     """What goes; None if the savepoint cannot be made, or the sinks do not have just that."""
     first, *later = s.logs[0].records
-    if first is None or first.state != COMPLETE or s.committed < LAST or s.logs[0].unfinished():
+    if (
+        first is None
+        or first.state != COMPLETE
+        or s.committed < SAVEPOINT
+        or s.logs[0].unfinished()
+    ):
         return None
     names = frozenset(name for r in later if r and r.state == COMPLETE for name in r.names)
     return names if all(s.how(name) == VISIBLE for name in names) else None
@@ -49,6 +55,6 @@ def _replaced(m: Model, s: State, going: Rewind) -> State:
         s = s.take_token(0, 0)
     log = s.logs[0]
     later = (None,) * (len(log.records) - 1)
-    s = s.with_log(0, log._replace(records=(log.records[LAST], *later))).spend("rewind")
+    s = s.with_log(0, log._replace(records=(log.records[SAVEPOINT], *later))).spend("rewind")
     taking = Rewind("taking", going.todo)
-    return s._replace(query=s.query + 1, before=before, committed=LAST, rewind=taking)
+    return s._replace(query=s.query + 1, before=before, committed=SAVEPOINT, rewind=taking)

@@ -53,7 +53,7 @@ def kill_at_every_step(scenario: Scenario, steps: Sequence[Kill], *, lead: int =
 def run_chain(scenario: Scenario, steps: Sequence[Kill], *, whole: bool = True) -> None:
     """Kill at each step, and replay what the drivers did through the model: `specs.traces`."""
     assert not whole or {step.point for step in steps} == OF_EACH_POLICY[scenario.commit]
-    recording.want(scenario.folder)
+    recording.enable(scenario.folder)
     kill_at_every_step(scenario, steps)
     recording.check_run(scenario.folder, scenario.batches)
     fired = {hit.point for hit in scenario.driver.failpoints.hits()}

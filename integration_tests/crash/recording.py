@@ -56,9 +56,9 @@ class Recorder:
             if entered.name == "deliver":
                 self._is_delivering = False
             if error is None:
-                self._take(entered)
+                self._see(entered)
 
-    def _take(self, entered: step) -> None:
+    def _see(self, entered: step) -> None:
         result: Any = entered.result
         for record in result if isinstance(result, list | tuple) else [result]:
             if isinstance(record, TransactionRecord):
@@ -113,13 +113,13 @@ class Recorder:
         os.close(descriptor)
 
 
-def want(folder: Path) -> None:
+def enable(folder: Path) -> None:
     """Let the drivers of this folder be recorded."""
     (folder / _FILE).touch()
 
 
 def record(folder: Path, checkpoint: Path, *, waits: bool) -> None:
-    """Write down the steps of this process from now on, if a test wants it."""
+    """Write down the steps of this process from now on, if a test has enabled that."""
     if (folder / _FILE).exists():
         steps.add_hook(Recorder(folder / _FILE, checkpoint, waits=waits))
 

@@ -43,7 +43,7 @@ class Remover:
 
     def find(self, branches: Sequence[Delivered]) -> list[Visible]:
         """What the table has now of each batch."""
-        with self._asking():
+        with self._with_our_errors():
             _, found = self._look(branches)
         return [
             Visible(PreparedBatch.of(c).rows if files else 0, tuple(f.path for f in files))
@@ -52,7 +52,7 @@ class Remover:
 
     def take_back(self, branches: Sequence[Delivered]) -> None:
         """Remove the files of all batches in one commit."""
-        with self._asking():
+        with self._with_our_errors():
             for _ in attempts():
                 table, found = self._look(branches)
                 left = [
@@ -98,7 +98,7 @@ class Remover:
         )
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _with_our_errors(self) -> Iterator[None]:
         try:
             yield
         except SparkOnceError:

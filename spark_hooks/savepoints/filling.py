@@ -58,7 +58,7 @@ class Filling:
             SavepointError: the folder is not empty, or belongs to another restore.
         """
         checkpoint, manifest = self.checkpoint, self.manifest
-        is_again = is_laid_out(checkpoint)
+        is_again = check_can_fill(checkpoint)
         changes = Changes(str(uuid.uuid4()), checkpoint.location, self.source_paths)
         if changes.source_paths:
             changes.check_source_paths(manifest.files, partial(self.savepoints.content, manifest))
@@ -81,11 +81,11 @@ class Filling:
             return changes.applied(name, self.savepoints.content(manifest, name))
 
         if is_again:
-            _check_is_ours(manifest, checkpoint, content)
+            _check_only_ours(manifest, checkpoint, content)
         # The query id last: a query that is started before finds all files, or takes another id.
         for name in sorted(manifest.files, key=METADATA.__eq__):
             checkpoint.store(name, partial(content, name))
-        _check_is_ours(manifest, checkpoint, content, [METADATA])
+        _check_only_ours(manifest, checkpoint, content, [METADATA])
         return changes.query_id
 
     def bind_to(self, log: TransactionLog) -> None:
@@ -103,11 +103,14 @@ def check_is_of(manifest: Manifest, pipeline: str) -> None:
         )
 
 
-def is_laid_out(checkpoint: FileSystemFolder) -> bool:
-    """Whether a checkpoint is being restored there.
+def check_can_fill(checkpoint: FileSystemFolder) -> bool:
+    """Refuse a folder with another checkpoint, or with other files.
+
+    Returns:
+        Whether this checkpoint is being filled already.
 
     Raises:
-        SavepointError: there is another checkpoint, or there are other files.
+        SavepointError: it is refused.
     """
     bound = read_binding(checkpoint)
     if bound is not None and bound.log_id != RESTORING:
@@ -120,7 +123,7 @@ def is_laid_out(checkpoint: FileSystemFolder) -> bool:
     return bound is not None
 
 
-def _check_is_ours(
+def _check_only_ours(
     manifest: Manifest,
     checkpoint: FileSystemFolder,
     content: Callable[[str], Iterable[bytes]],

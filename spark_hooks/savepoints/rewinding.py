@@ -24,7 +24,7 @@ from sparkonce.errors import SavepointError, SinkError, TakeBackRefusedError
 from sparkonce.protocol.processes import this_driver
 from sparkonce.protocol.taking_back import Removal, look, take_back
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.savepoints.filling import Filling, check_is_of, is_laid_out
+from sparkonce.spark_hooks.savepoints.filling import Filling, check_can_fill, check_is_of
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.moving import copy
@@ -111,7 +111,7 @@ def restore(filling: Filling, parent_log: TransactionLog) -> str:
         LogError: run it again.
     """
     manifest, pipeline = filling.manifest, filling.pipeline
-    is_laid_out(filling.checkpoint)
+    check_can_fill(filling.checkpoint)
     log = _log_now(parent_log, filling)
     head = _head_of(manifest, log, pipeline)
     records = batches_after(log, head, manifest.record.id)
@@ -153,7 +153,7 @@ def rewind(
         SinkError: run it again.
         LogError: run it again.
     """
-    is_laid_out(filling.checkpoint)
+    check_can_fill(filling.checkpoint)
     log = _log_now(parent_log, filling)
     done = Rewind.of(filling.manifest, log, pipeline=filling.pipeline, sinks=sinks, kept=kept)
     done.check()

@@ -225,3 +225,23 @@ def test_command_is_killed_before_each_of_its_changes(tmp_path: Path, command: s
         if killed(tmp_path / str(number), command, number) is None:
             break
     assert number > max(CASES[command].some)
+
+
+def test_lost_is_refused_where_the_log_is_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was ignored: the log knows what the sinks have, whatever became of the checkpoint."""
+    world = Folder(tmp_path, BATCHES - 1)
+    arguments = [world.job, world.root, "good", "--into", str(world.new), "--yes"]
+    assert run(["savepoint", "restore", *arguments, "--lost"]) == ERROR
+    assert "is not in its checkpoint" in capsys.readouterr().err
+    assert not world.new.exists()
+    assert run(["savepoint", "restore", *arguments]) == 0
+
+
+def test_settings_that_the_checkpoint_pins_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = Folder(tmp_path, BATCHES - 1)
+    assert run(["savepoint", "show", world.root, "good", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"] == {"a": "b"}

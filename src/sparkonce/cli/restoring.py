@@ -89,11 +89,16 @@ class _Use:
             raise SavepointError(
                 f"the savepoint's pipeline has its log in the checkpoint {location}, which cannot "
                 f"be opened from here ({error}): run this where it is, so that it refuses later "
-                "starts there; or, if it is lost for good, pass --lost"
+                "starts there; or, if it is lost for good, use `savepoint restore --lost`"
             ) from error
 
     def check_is_lost(self) -> None:
         """Refuse --lost where the pipeline's log can be opened: two checkpoints would run."""
+        if not self.is_log_inside:
+            raise SavepointError(
+                f"--lost: the log of {self.name!r} is not in its checkpoint, so it knows what was "
+                "delivered: run this without --lost"
+            )
         try:
             log = self.log_now(but_not=self.into)
         except SparkOnceError:
@@ -184,7 +189,7 @@ def restore(use: _Use, *, lost: bool, moved: Sequence[str], yes: bool, as_json: 
     Refused when the sinks have later batches. Stop the query first: a driver that still runs is
     fenced, so it asks unless that is known to be gone. After an interruption, run it again.
     """
-    if lost and use.is_log_inside:
+    if lost:
         use.check_is_lost()
         query_id = making.restore_lost(use.filling(moved))
     else:

@@ -110,7 +110,8 @@ def show(root: str, name: str, *, as_json: bool) -> int:
     found = facts.savepoint(manifest)
     screen = Screen(as_json=as_json)
     if as_json:
-        screen.json({**found, "files": {n: list(f) for n, f in manifest.files.items()}})
+        files = {name: list(file) for name, file in manifest.files.items()}
+        screen.json({**found, "files": files, "settings": dict(manifest.settings)})
         return 0
     screen.title(manifest.name, "")
     screen.pairs(
