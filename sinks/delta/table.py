@@ -3,9 +3,7 @@
     commitInfo  sparkonce: {"committed": {"t3.p0": "0-42"}, "aborted": {}}
     txn         PREFIX.SINK        version 97: the newest version whose commitInfo says this
     txn         PREFIX.SINK.t3.p0  version 42: the newest batch that driver 3 has ended in pass 0
-
-A rewind may take back batches of several queries in one version. Its commitInfo has a key for each,
-PREFIX.SINK instead of `sparkonce`.
+    txn         PREFIX.SINK.taken_back  version 40: a rewind has removed this batch and later ones
 
 Checkpoints keep the last version of each txn for ever, unless
 `delta.setTransactionRetentionDuration` is set. A version's commitInfo goes when Delta cleans up its
@@ -35,10 +33,10 @@ from sparkonce.sinks.lakehouse.proofs import (
     End,
     Kept,
     end_in,
-    has_batch,
+    is_after,
     key_of,
+    taken_back_from,
     with_batch,
-    with_batches,
 )
 from sparkonce.sinks.lakehouse.ranges import forgotten
 from sparkonce.sinks.lakehouse.table import DataFile, Layout, LiveFile, LoadedTable
@@ -217,7 +215,7 @@ class DeltaVersion(LoadedTable):
         return any(path.startswith(f"{first}-") for path in paths)
 
     def is_taken_back(self, branch_id: BranchId) -> bool:
-        return has_batch(self._kept(branch_id).get(TAKEN_BACK, {}), branch_id)
+        return is_after(self._first_taken_back(branch_id), branch_id)
 
     def keeps_files(self) -> str | None:
         if self.metadata.configuration.get("delta.appendOnly") == "true":
@@ -239,21 +237,15 @@ class DeltaVersion(LoadedTable):
             )
             for file in files
         ]
-        by_app: dict[str, list[BranchId]] = {}
-        for branch_id in branch_ids:
-            by_app.setdefault(_app(branch_id), []).append(branch_id)
-        info = {app: _text(self._with_removal(some)) for app, some in by_app.items()}
-        version = self.table.version() + 1
-        pointers = [Transaction(app, version, now_ms) for app in by_app]
-        return self._is_committed(removes, info, pointers)
+        proofs = [
+            Transaction(_app(branch_id, TAKEN_BACK), first, now_ms)
+            for branch_id, first in taken_back_from(branch_ids, self._first_taken_back)
+        ]
+        return self._is_committed(removes, {}, proofs)
 
-    def _with_removal(self, branch_ids: Sequence[BranchId]) -> Mapping[str, Kept]:
-        """What is kept of a query's sink, once these batches are taken back."""
-        kept = self._kept(branch_ids[0])
-        for branch_id in branch_ids:
-            if not _knows(kept, branch_id):
-                kept = {**kept, **self._forgotten(branch_id, kept)}
-        return {**kept, TAKEN_BACK: with_batches(kept.get(TAKEN_BACK, {}), branch_ids)}
+    def _first_taken_back(self, branch_id: BranchId) -> int | None:
+        """From which batch on all of the query are taken back."""
+        return self._transaction_version(_app(branch_id, TAKEN_BACK))
 
     def _transactions(self, branch_id: BranchId) -> Iterator[Transaction]:
         now_ms = int(time.time() * 1000)
@@ -279,7 +271,7 @@ class DeltaVersion(LoadedTable):
         ]  # most lines are files
         infos = [action["commitInfo"] for action in likely if "commitInfo" in action]
         info = infos[0] if infos else {}
-        found: Mapping[str, Kept] = json.loads(info.get(_app(branch_id), info.get(_INFO, "{}")))
+        found: Mapping[str, Kept] = json.loads(info.get(_INFO, "{}"))
         return found
 
     def _forgotten(self, branch_id: BranchId, kept: Mapping[str, Kept]) -> Mapping[str, Kept]:

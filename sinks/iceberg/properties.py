@@ -2,7 +2,7 @@
 
 sparkonce.LOG.QUERY.SINK.committed  = {"t3.p0": "0-41", "t4.p0": "42-97"}
 sparkonce.LOG.QUERY.SINK.aborted    = {"t3.p0": "42"}
-sparkonce.LOG.QUERY.SINK.taken_back = {"t3.p0": "40-41"}
+sparkonce.LOG.QUERY.SINK.taken_back = 40
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sparkonce.sinks.lakehouse.proofs import (
     End,
     Kept,
     end_in,
-    has_batch,
+    is_after,
+    taken_back_from,
     with_batch,
-    with_batches,
 )
 
 if TYPE_CHECKING:
@@ -39,18 +39,19 @@ def proof(table: Table, branch_id: BranchId, end: End) -> dict[str, str]:
 
 def is_taken_back(table: Table, branch_id: BranchId) -> bool:
     """Whether a rewind has removed the batch's files."""
-    return has_batch(_kept(table, branch_id, TAKEN_BACK), branch_id)
+    return is_after(_first(table, branch_id), branch_id)
 
 
 def proof_of_removal(table: Table, branch_ids: Iterable[BranchId]) -> dict[str, str]:
-    """The properties that prove that these batches, and all earlier ones, are taken back."""
-    by_name: dict[str, list[BranchId]] = {}
-    for branch_id in branch_ids:
-        by_name.setdefault(_name(branch_id, TAKEN_BACK), []).append(branch_id)
-    return {
-        name: _text(with_batches(_kept(table, some[0], TAKEN_BACK), some))
-        for name, some in by_name.items()
-    }
+    """The properties that prove that these batches are taken back."""
+    found = taken_back_from(branch_ids, lambda branch_id: _first(table, branch_id))
+    return {_name(branch_id, TAKEN_BACK): str(first) for branch_id, first in found}
+
+
+def _first(table: Table, branch_id: BranchId) -> int | None:
+    """From which batch on all of the query are taken back."""
+    kept = table.properties.get(_name(branch_id, TAKEN_BACK))
+    return None if kept is None else int(kept)
 
 
 def _text(kept: Kept) -> str:

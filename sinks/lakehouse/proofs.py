@@ -2,10 +2,11 @@
 
     committed   {"t3.p0": "0-41", "t4.p0": "42-97"}
     aborted     {"t3.p0": "42"}
-    taken_back  {"t3.p0": "40-41"}
+    taken_back  40
 
 Driver 3 has committed the batches 0 to 41 in their first write pass, and batch 42 was ruled out. A
-rewind has removed the files of 40 and 41. They stay committed: a late commit must not add them.
+rewind has removed the files of batch 40 and of all later ones, whose query never runs again. They
+stay committed: a late commit must not add them.
 The table changes these in the commit that adds a batch's files, or none. That succeeds only if the
 table is as it was read. So one of two drivers wins, and the other one sees that before it tries
 again.
@@ -13,12 +14,11 @@ again.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal, TypeAlias
 
-from sparkonce.model import BranchId
+from sparkonce.model import BranchId, Owner
 from sparkonce.sinks.lakehouse.ranges import in_ranges, is_forgotten, with_number
 
 KEPT: Final = 500
@@ -31,6 +31,7 @@ _FORGOTTEN: Final = "forgotten"
 End: TypeAlias = Literal["committed", "aborted"]
 ENDS: Final[tuple[End, ...]] = ("committed", "aborted")
 TAKEN_BACK: Final = "taken_back"
+"""The name of the number from which on all batches of a query's sink are taken back."""
 Kept: TypeAlias = Mapping[str, str | int]
 
 
@@ -49,11 +50,6 @@ def end_in(kept: Mapping[str, Kept], branch_id: BranchId) -> End | Literal["unkn
     return "unknown" if is_unknown else None
 
 
-def with_batches(kept: Kept, branch_ids: Iterable[BranchId]) -> Kept:
-    """What is kept of an end, and more batches."""
-    return functools.reduce(with_batch, branch_ids, kept)
-
-
 def with_batch(kept: Kept, branch_id: BranchId) -> Kept:
     """What is kept of an end, and one more batch; the oldest drivers may be forgotten."""
     more = dict(kept)
@@ -67,9 +63,26 @@ def with_batch(kept: Kept, branch_id: BranchId) -> Kept:
     return more
 
 
-def has_batch(kept: Kept, branch_id: BranchId) -> bool:
-    """Whether the batch is among those that are kept."""
-    return in_ranges(str(kept.get(key_of(branch_id), "")), branch_id.batch_id or 0)
+def is_after(first: int | None, branch_id: BranchId) -> bool:
+    """Whether a rewind that went back to before the batch `first` has taken this one back."""
+    return first is not None and branch_id.batch_id is not None and branch_id.batch_id >= first
+
+
+def taken_back_from(
+    branch_ids: Iterable[BranchId], known: Callable[[BranchId], int | None]
+) -> Iterable[tuple[BranchId, int]]:
+    """One branch of each query, and from which of its batches on all are taken back.
+
+    Args:
+        branch_ids: all that a rewind removes of one sink.
+        known: what an earlier rewind has noted for the query of a branch.
+    """
+    found: dict[Owner, tuple[BranchId, int]] = {}
+    for each in branch_ids:
+        _, first = found.get(each.owner, (each, known(each)))
+        number = each.batch_id or 0
+        found[each.owner] = each, number if first is None else min(first, number)
+    return found.values()
 
 
 def key_of(branch_id: BranchId) -> str:
