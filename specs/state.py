@@ -170,8 +170,9 @@ class State(NamedTuple):
         logs = list(self.logs)
         logs[number] = log
         s = self._replace(logs=tuple(logs))
-        is_looked = s.rewind is not None and s.rewind.at == "looked"
-        return s._replace(rewind=s.rewind._replace(at="stale")) if is_looked else s
+        if s.rewind is None or s.rewind.at != "looked":
+            return s
+        return s._replace(rewind=s.rewind._replace(at="stale"))
 
     def left(self, fault: str) -> int:
         return dict(self.faults).get(fault, 0)

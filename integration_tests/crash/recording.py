@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,9 @@ class Recorder:
         self._lock = threading.RLock()
         before = list(events_in(file))
         self._known = {(e.what, e.details.get("name"), e.details.get("batch")) for e in before}
-        self._states = {e.details["batch"]: e.details["state"] for e in before if _is_record(e)}
+        self._states = {
+            e.details["batch"]: e.details["state"] for e in before if e.what == "record"
+        }
         self._driver = sum(event.what == "plan" for event in before)
         self._records: dict[int, TransactionRecord] = {}
         self._is_delivering = False
@@ -84,15 +87,14 @@ class Recorder:
         if self._states.get(batch) == state:
             return
         self._states[batch] = state
-        named = [(c.branch_id, str(c.branch_id)) for c in record.committables()]
-        for branch_id, name in named:
-            where = {
-                "batch": batch,
-                "sink": branch_id.sink,
-                "part": _part(branch_id.sink, named, name),
-            }
-            self._note_once("prepare", name=name, **where)
-        self._note("record", batch=batch, state=state, names=sorted(name for _, name in named))
+        parts: Counter[str] = Counter()
+        names = []
+        for branch_id in (committable.branch_id for committable in record.committables()):
+            sink, name = branch_id.sink, str(branch_id)
+            self._note_once("prepare", name=name, batch=batch, sink=sink, part=parts[sink])
+            parts[sink] += 1
+            names.append(name)
+        self._note("record", batch=batch, state=state, names=sorted(names))
 
     def _note_commits(self, driver: int) -> None:
         """What Spark has committed since, which was before this driver's next step."""
@@ -139,12 +141,3 @@ def check_run(folder: Path, batches: int) -> None:
     events = list(events_in(folder / _FILE))
     replay(events, first_batch=0, batches=batches)
     print(f"{len(events)} events of {len({e.driver for e in events})} drivers fit the model")
-
-
-def _is_record(event: Event) -> bool:
-    return event.what == "record"
-
-
-def _part(sink: str, named: Iterable[tuple[Any, str]], name: str) -> int:
-    """The number of the branch among its sink's."""
-    return [other for branch_id, other in named if branch_id.sink == sink].index(name)

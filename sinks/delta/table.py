@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -180,16 +180,16 @@ class DeltaVersion(LoadedTable):
             kept = {**kept, **self._forgotten(branch_id, kept)}
         proofs = {**kept, end: with_batch(kept.get(end, {}), branch_id)}
         return self._is_committed(
-            [] if prepared is None else [*self._adds(prepared, columns)],
-            {_INFO: _text(proofs)},
-            list(self._transactions(branch_id)),
+            () if prepared is None else self._adds(prepared, columns),
+            {_INFO: json.dumps(proofs, separators=(",", ":"))},
+            self._transactions(branch_id),
         )
 
     def _is_committed(
         self,
-        actions: Sequence[AddAction | RemoveAction],
+        actions: Iterable[AddAction | RemoveAction],
         info: dict[str, Any],
-        transactions: list[Transaction],
+        transactions: Iterable[Transaction],
     ) -> bool:
         try:
             self.table.create_write_transaction(
@@ -200,7 +200,7 @@ class DeltaVersion(LoadedTable):
                 commit_properties=CommitProperties(
                     custom_metadata=info,
                     max_commit_retries=0,  # so the version that was loaded must be the newest one
-                    app_transactions=transactions,
+                    app_transactions=list(transactions),
                 ),
             )
         except CommitFailedError as error:
@@ -257,7 +257,7 @@ class DeltaVersion(LoadedTable):
         """The newest batch of the driver and write pass that has ended."""
         return self._transaction_version(_app(branch_id, key_of(branch_id)))
 
-    def _kept(self, branch_id: BranchId) -> Mapping[str, Kept]:
+    def _kept(self, branch_id: BranchId) -> Mapping[End, Kept]:
         """What the newest version of this sink says of its batches; nothing if it is gone."""
         version = self._transaction_version(_app(branch_id))
         if version is None:
@@ -270,11 +270,10 @@ class DeltaVersion(LoadedTable):
             json.loads(line) for line in lines if b"commitInfo" in line
         ]  # most lines are files
         infos = [action["commitInfo"] for action in likely if "commitInfo" in action]
-        info = infos[0] if infos else {}
-        found: Mapping[str, Kept] = json.loads(info.get(_INFO, "{}"))
+        found: Mapping[End, Kept] = json.loads(infos[0].get(_INFO, "{}")) if infos else {}
         return found
 
-    def _forgotten(self, branch_id: BranchId, kept: Mapping[str, Kept]) -> Mapping[str, Kept]:
+    def _forgotten(self, branch_id: BranchId, kept: Mapping[End, Kept]) -> Mapping[End, Kept]:
         """Nothing is known of the driver's batches up to its newest one."""
         newest = self._newest(branch_id) or 0
         return {"committed": {**kept.get("committed", {}), key_of(branch_id): forgotten(newest)}}
@@ -293,7 +292,7 @@ class DeltaVersion(LoadedTable):
                 )
 
 
-def _knows(kept: Mapping[str, Kept], branch_id: BranchId) -> bool:
+def _knows(kept: Mapping[End, Kept], branch_id: BranchId) -> bool:
     """Whether anything is known of the driver's batches in this write pass."""
     return any(key_of(branch_id) in of_end for of_end in kept.values())
 
@@ -364,10 +363,6 @@ def _changed(then: Mapping[str, str], now: Mapping[str, str]) -> str:
             return f"{name} was {kind}, and is {now.get(name, 'gone')}"
     required = (name for name, kind in now.items() if name not in then and kind.endswith(_NOT_NULL))
     return next((f"{name} is required now" for name in required), "")
-
-
-def _text(kept: Mapping[str, Kept]) -> str:
-    return json.dumps(kept, separators=(",", ":"))
 
 
 def _app(branch_id: BranchId, *more: str) -> str:

@@ -34,7 +34,8 @@ def end_of(table: Table, branch_id: BranchId) -> End | Literal["unknown"] | None
 
 def proof(table: Table, branch_id: BranchId, end: End) -> dict[str, str]:
     """The property that proves the batch's end, along with those of all earlier ones."""
-    return {_name(branch_id, end): _text(with_batch(_kept(table, branch_id, end), branch_id))}
+    kept = with_batch(_kept(table, branch_id, end), branch_id)
+    return {_name(branch_id, end): json.dumps(kept, separators=(",", ":"))}
 
 
 def is_taken_back(table: Table, branch_id: BranchId) -> bool:
@@ -54,14 +55,10 @@ def _first(table: Table, branch_id: BranchId) -> int | None:
     return None if kept is None else int(kept)
 
 
-def _text(kept: Kept) -> str:
-    return json.dumps(kept, separators=(",", ":"))
-
-
-def _kept(table: Table, branch_id: BranchId, end: str) -> Kept:
+def _kept(table: Table, branch_id: BranchId, end: End) -> Kept:
     found: Kept = json.loads(table.properties.get(_name(branch_id, end), "{}"))
     return found
 
 
-def _name(branch_id: BranchId, end: str) -> str:
-    return f"{branch_id.owner.prefix}{branch_id.sink}.{end}"
+def _name(branch_id: BranchId, what: str) -> str:
+    return f"{branch_id.owner.prefix}{branch_id.sink}.{what}"

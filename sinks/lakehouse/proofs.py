@@ -35,7 +35,7 @@ TAKEN_BACK: Final = "taken_back"
 Kept: TypeAlias = Mapping[str, str | int]
 
 
-def end_in(kept: Mapping[str, Kept], branch_id: BranchId) -> End | Literal["unknown"] | None:
+def end_in(kept: Mapping[End, Kept], branch_id: BranchId) -> End | Literal["unknown"] | None:
     """How the batch ended; None if it has not; "unknown" if that is no longer kept."""
     if (batch_id := branch_id.batch_id) is None:
         return None

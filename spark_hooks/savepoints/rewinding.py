@@ -4,6 +4,7 @@
     rewind   each sink has exactly the rows of the later batches, and can remove them
 
       ─► the new checkpoint, under the marker of a restore     no start is admitted there
+      ─► a log in the old checkpoint moves into the new one    the old place is closed
       ─► the head, in one conditional write                    the old query never runs again
       ─► each sink takes its branches back                     (rewind)
       ─► the head: that has ended                              (rewind)
