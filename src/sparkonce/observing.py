@@ -3,7 +3,9 @@
     step ─► Shown.started, .ended ─► Courier: bounded queue ─► a thread ─► observer.on_step(…)
 
 An observer runs in a thread of its own, fed by a queue. So an observer that raises or blocks harms
-nothing: its errors are logged, and what does not fit into the queue is dropped and counted.
+nothing: its errors are logged, and what does not fit into the queue is dropped and counted. The
+thread works between batches: inside one, it would take turns with the batch's own thread at
+Python's lock.
 `Telemetry` is what a pipeline may have of its own, also several at once: see `sparkonce.observe`.
 """
 
@@ -12,11 +14,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
-from queue import Full, Queue
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from sparkonce import steps
@@ -29,6 +31,9 @@ logger = logging.getLogger("sparkonce")
 
 _MOST_WAITING: Final = 10_000
 _LOG_EVERY: Final = 1_000
+
+_LATEST_S: Final = 0.5
+"""How long an item waits at most, inside a batch that takes longer."""
 
 ItemT = TypeVar("ItemT")
 
@@ -218,7 +223,7 @@ class Seen(NamedTuple):
 
 
 class Courier(Generic[ItemT]):
-    """Hands items to a function, in a thread of its own.
+    """Hands items to a function, in a thread of its own: twice a second, and when it is asked to.
 
     Args:
         take: the function; what it raises is logged.
@@ -228,44 +233,56 @@ class Courier(Generic[ItemT]):
     def __init__(self, take: Callable[[ItemT], None], whose: object) -> None:
         self._take = take
         self._whose = whose
-        self._queue: Queue[ItemT | threading.Event | None] = Queue(_MOST_WAITING)
+        self._waiting: deque[ItemT | threading.Event] = deque()
+        self._asked = threading.Event()
+        self._is_over = False
         self._dropped = 0
         self._failed = 0
         self._thread = threading.Thread(target=self._run, name="sparkonce-observer", daemon=True)
         self._thread.start()
 
     def put(self, item: ItemT) -> None:
-        """Hand an item over; drop it when too many wait."""
-        try:
-            self._queue.put_nowait(item)
-        except Full:
-            if self._dropped % _LOG_EVERY == 0:
-                logger.warning(
-                    "the observer %r is too slow: %d steps were not shown to it",
-                    self._whose,
-                    self._dropped + 1,
-                )
-            self._dropped += 1
+        """Leave an item for the thread; drop it when too many wait."""
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(item)
+            return
+        if self._dropped % _LOG_EVERY == 0:
+            logger.warning(
+                "the observer %r is too slow: %d steps were not shown to it",
+                self._whose,
+                self._dropped + 1,
+            )
+        self._dropped += 1
+
+    def hurry(self) -> None:
+        """Let the thread take what waits now."""
+        self._asked.set()
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until the items so far are taken; returns whether they are."""
         reached = threading.Event()
-        try:
-            self._queue.put(reached, timeout=timeout_s)
-        except Full:
-            return False
+        self._waiting.append(reached)
+        self.hurry()
         return reached.wait(timeout_s)
 
     def end(self, timeout_s: float) -> None:
-        """Hand over what waits in the queue, and end the thread."""
-        try:
-            self._queue.put(None, timeout=timeout_s)
-        except Full:
-            return  # the observer blocks: its thread is left, and keeps no process alive
+        """Hand over what waits, and end the thread; one that blocks keeps no process alive."""
+        self._is_over = True
+        self.hurry()
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while True:
+            is_last = self._is_over
+            self._take_all()
+            if is_last:
+                return
+            self._asked.wait(_LATEST_S)
+            self._asked.clear()
+
+    def _take_all(self) -> None:
+        while self._waiting:
+            item = self._waiting.popleft()
             if isinstance(item, threading.Event):
                 item.set()
                 continue
@@ -289,15 +306,17 @@ class Shown:
     def ended(self, entered: steps.step, error: BaseException | None) -> None:
         event = Event.FINISHED if error is None else Event.FAILED
         self._courier.put(Seen(event, entered, time.time_ns(), error))
+        if entered.name == "deliver":
+            self._courier.hurry()  # the batch is over
 
 
 def observe(observer: Observer, *, timeout_s: float = 5.0) -> Callable[[], None]:
     """Show each step of this process to the observer from now on.
 
     Args:
-        observer: called in a thread of its own.
+        observer: called in a thread of its own, when a batch has ended, else within half a second.
         timeout_s: how long the returned function waits for what the observer has not yet seen, in
-            seconds; up to twice as long if the queue is full.
+            seconds.
 
     Returns:
         A function that stops showing steps.

@@ -133,6 +133,31 @@ def test_observer_that_blocks_harms_nothing(
     blocking.released.set()
 
 
+def test_observer_is_shown_the_steps_when_their_batch_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its thread does not work inside a batch, where it would take turns with the batch's own."""
+    monkeypatch.setattr("sparkonce.observing._LATEST_S", 60)
+    is_shown = threading.Event()
+
+    class Waiting(Notes):
+        def on_step(self, *args: object) -> None:  # type: ignore[override]
+            super().on_step(*args)  # type: ignore[arg-type]
+            if args[:2] == (Event.FINISHED, "deliver"):
+                is_shown.set()
+
+    notes = Waiting()
+    end = observe(notes)
+    for batch in (0, 1):  # of the first one, the thread may see a part when it starts
+        is_shown.clear()
+        with step("deliver", batch=batch), step("decide", batch=batch):
+            pass
+        assert is_shown.wait(30)
+    end()
+    names = ["deliver", "decide", "decide", "deliver"]
+    assert [name for _, name, *_ in notes.seen] == names * 2
+
+
 def test_each_step_is_one_line_in_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "sparkonce"):
         world.start(Process())

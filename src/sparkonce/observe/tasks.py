@@ -73,6 +73,8 @@ class TaskTrace:
 
     def __exit__(self, *_: object) -> None:
         steps.remove_hook(self)
+        if self._courier is not None:
+            self._courier.hurry()
         self._courier = None
 
     def __getstate__(self) -> tuple[Mapping[str, str], str]:

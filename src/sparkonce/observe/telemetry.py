@@ -97,7 +97,7 @@ class OpenTelemetry:
 
 
 class _Tracing(Shown):
-    """A hook that also notes, in the batch's own thread, that its tasks will ask for a span."""
+    """A hook that also prepares, in the batch's own thread, for tasks that will ask for a span."""
 
     def __init__(self, courier: Courier[Any], spans: Spans) -> None:
         super().__init__(courier)
@@ -107,6 +107,8 @@ class _Tracing(Shown):
         if entered.name == "tasks":
             self._spans.expect(entered)
         super().started(entered)
+        if entered.name == "tasks":
+            self._courier.hurry()
 
 
 class _Observers:
