@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkonce.testing.quick_spark import local_checkpoints
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -19,6 +21,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_of_all = name == "test_process_is_killed_at_every_round_trip" and verb != "decide]"
         if is_of_all and "integration_tests" in item.path.parts:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def spark(spark: SparkSession) -> SparkSession:
+    """The session of the kit's plugin, whose queries have their checkpoints on a local disk."""
+    for name, value in local_checkpoints().items():
+        spark.conf.set(name, value)
+    return spark
+
+
+@pytest.fixture
+def remote_checkpoints(spark: SparkSession) -> Iterator[None]:
+    """Spark writes checkpoints as it does by default, for one test."""
+    for name in local_checkpoints():
+        spark.conf.unset(name)
+    yield
+    for name, value in local_checkpoints().items():
+        spark.conf.set(name, value)
 
 
 @pytest.fixture

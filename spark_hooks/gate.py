@@ -32,6 +32,7 @@ from py4j.protocol import Py4JJavaError
 from sparkonce.errors import ProtocolError
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.serving import Serving
+from sparkonce.storage.hadoop import java_class
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Gate:
         """Wait until the gate opens, without any lock."""
         query = RunningQuery.calling(batch_df)
         jvm: Any = batch_df.sparkSession.sparkContext._jvm  # noqa: SLF001 - py4j is the only way
-        thread = jvm.java.lang.Thread
+        thread = java_class(jvm, "java.lang.Thread")
         logger.info("pipeline %r: batch %d waits", self._serving.settings.name, batch_id)
         self.waiting = batch_id
         try:

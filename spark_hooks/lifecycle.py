@@ -20,6 +20,7 @@ from pyspark.sql.streaming.listener import JStreamingQueryListener
 from sparkonce.once import once
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.storage.hadoop import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import QueryStartedEvent
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 _EXIT_WAIT_S = 10.0
+_WRAPPER = "org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper"
 
 
 class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is not followed
@@ -70,9 +72,8 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
     def _jlistener(self) -> Any:
         """The listener that Spark calls; PySpark asks for it by this name."""
         jvm: Any = SparkContext._jvm  # noqa: SLF001
-        return jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(
-            _StartsOnly(self)
-        )
+        wrapper = java_class(jvm, _WRAPPER)
+        return wrapper(_StartsOnly(self))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - PySpark's name
         actions = [action for method in list(self._actions) if (action := method()) is not None]

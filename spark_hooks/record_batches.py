@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError
 
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.storage.hadoop import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,6 +27,8 @@ logger = logging.getLogger("sparkonce")
 _LIMIT: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNLIMITED: Final = 2**31 - 1
 """The one value with which Spark does not measure."""
+
+_PATTERNS: Final = "org.apache.spark.sql.catalyst.trees.TreePattern"
 
 _MARGIN: Final = 8
 """Rows may become this many times wider than any before, and still stay under the limit."""
@@ -84,7 +87,7 @@ class RecordBatches:
 
 def _is_without_python(df: DataFrame, query: RunningQuery) -> bool:
     try:
-        patterns = df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # noqa: SLF001
+        patterns = java_class(df.sparkSession._jvm, _PATTERNS)  # noqa: SLF001
         python = patterns.PYTHON_UDF(), patterns.EVAL_PYTHON_UDTF()
         plans = df._jdf.queryExecution().optimizedPlan(), query.plan  # noqa: SLF001
         return not any(plan.containsPattern(p) for plan in plans for p in python)

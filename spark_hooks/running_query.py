@@ -20,6 +20,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.observing import Source
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, checkpoint_folder
 from sparkonce.spark_hooks.query import CheckpointedQuery, RunId
+from sparkonce.storage.hadoop import java_class
 from sparkonce.txn_log import TransactionLog, checkpoint_log
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class RunningQuery(CheckpointedQuery):
     @classmethod
     def _find(cls, session: SparkSession, query_id: str) -> Self:
         jvm: Any = session.sparkContext._jvm  # noqa: SLF001
-        query = _active(session, jvm.java.util.UUID.fromString(query_id))
+        query = _active(session, java_class(jvm, "java.util.UUID").fromString(query_id))
         if query is None:
             raise ConfigurationError(f"the query {query_id} is not active any more")
         return cls(query, RunId(query_id, str(query.runId())))
@@ -102,7 +103,7 @@ class RunningQuery(CheckpointedQuery):
         place = session.conf.get(_LOCATION, None)
         if place is not None and self._query.name() is None and _UUID.fullmatch(name):
             jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
-            path_class = jvm.org.apache.hadoop.fs.Path
+            path_class = java_class(jvm, "org.apache.hadoop.fs.Path")
             made_up = path_class(place, name)
             made_up = made_up.getFileSystem(self.hadoop_conf()).makeQualified(made_up)
             is_temporary |= bool(made_up.equals(path_class(self.checkpoint)))
@@ -122,7 +123,10 @@ class RunningQuery(CheckpointedQuery):
     def is_running(self, query_id: str) -> bool:
         """Whether any query with this id is active in this Spark."""
         jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
-        return self._active_queries().get(jvm.java.util.UUID.fromString(query_id)) is not None
+        return (
+            self._active_queries().get(java_class(jvm, "java.util.UUID").fromString(query_id))
+            is not None
+        )
 
     @property
     def is_followed(self) -> bool:
@@ -164,7 +168,10 @@ class RunningQuery(CheckpointedQuery):
     def is_this_thread(self) -> bool:
         """Whether Spark runs the query's batches in the calling thread."""
         jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
-        return bool(jvm.java.lang.Thread.currentThread() == self._query.queryExecutionThread())
+        return bool(
+            java_class(jvm, "java.lang.Thread").currentThread()
+            == self._query.queryExecutionThread()
+        )
 
     @property
     def is_planning_first(self) -> bool:

@@ -20,6 +20,7 @@ import pytest
 
 from integration_tests.crash.scenario import ROOT
 from sparkonce.testing.crash import DriverProcess, Failpoints
+from sparkonce.testing.quick_spark import submit_args
 
 ROWS = 200
 
@@ -108,7 +109,10 @@ def kill_executor(folder: Path, case: Sequence[str], sinks: Sequence[str], **arm
         [sys.executable, "-c", JOB, str(folder), *case],
         failpoints,
         log=folder / "driver.log",
-        env={"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+        env={
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+            "PYSPARK_SUBMIT_ARGS": submit_args(),
+        },
     )
 
     def seen() -> list[tuple[int, str]]:

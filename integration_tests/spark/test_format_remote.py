@@ -52,7 +52,7 @@ class Remote:
             [sys.executable, *program, str(self.folder), self.checkpoint, str(self._conf), *fronts],
             self.points,
             log=self.folder / "driver.log",
-            env={**import_path(), "PYSPARK_SUBMIT_ARGS": submit_args(), **self._env},
+            env={**import_path(), "PYSPARK_SUBMIT_ARGS": submit_args({}), **self._env},
         )
         try:
             process.start()

@@ -21,7 +21,7 @@ from sparkonce.testing.services import Hdfs, start_hdfs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("remote_checkpoints")]
 
 BEFORE, AFTER = 3, 2
 """Batches before and after the savepoint."""

@@ -33,6 +33,7 @@ from sparkonce.storage.hadoop import HadoopFolder
 from sparkonce.testing import checks
 from sparkonce.testing.log_cases import claim, deliver
 from sparkonce.testing.log_contract import LogContract
+from sparkonce.testing.quick_spark import submit_args
 from sparkonce.testing.services import Hdfs, ServiceKind, Services, s3a_jars, start_hdfs
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.document import DocumentLog
@@ -113,6 +114,7 @@ class TestHadoopLog(LogContract):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("remote_checkpoints")
 def test_checkpoint_and_log_on_hdfs(
     spark: SparkSession, hdfs: Hdfs, tmp_path: Path, fresh_name: Callable[[], str]
 ) -> None:
@@ -375,7 +377,11 @@ def test_checkpoint_on_s3a(start_kind: Callable[[ServiceKind], Services], tmp_pa
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYSPARK_SUBMIT_ARGS": submit_args({}),
+        },
     )
     told = json.loads(done.stdout.splitlines()[-1])
     assert re.search(r"s3a://s3mock/orders\d+: 8 writers created one file", told["s3mock"])

@@ -64,9 +64,20 @@ def hadoop_folder(
     # Without Spark, one JVM serves all folders of the process, and ends with it.
     gateway = SparkContext._gateway or once(_own_jvm)  # noqa: SLF001 - py4j is the only way
     hadoop = (
-        gateway.jvm.org.apache.spark.deploy.SparkHadoopUtil.get().conf if conf is None else conf
+        java_class(gateway.jvm, "org.apache.spark.deploy.SparkHadoopUtil").get().conf
+        if conf is None
+        else conf
     )
     return HadoopFolder(root, gateway, hadoop(), address)
+
+
+def java_class(jvm: Any, name: str) -> Any:
+    """A class of the JVM, by its whole name.
+
+    Py4J asks the JVM for each part of ``jvm.org.apache…`` in turn, and the JVM looks for a class
+    ``org`` in each of Spark's 300 jars: some ten milliseconds.
+    """
+    return getattr(jvm, name)
 
 
 def _own_jvm() -> JavaGateway:
@@ -91,12 +102,11 @@ class HadoopFolder:
 
     def __init__(self, root: str, gateway: JavaGateway, conf: Any, address: str = "") -> None:
         jvm: Any = gateway.jvm
-        # Looked up once: Py4J asks the JVM for each part of a class name, a dozen round trips.
-        self._path_class: Any = jvm.org.apache.hadoop.fs.Path
-        self._to_string: Any = jvm.org.apache.commons.io.IOUtils.toString
-        self._to_paths: Any = jvm.org.apache.hadoop.fs.FileUtil.stat2Paths
-        self._as_text: Any = jvm.org.apache.commons.lang3.ArrayUtils.toString
-        self._thread: Any = jvm.java.lang.Thread
+        self._path_class: Any = java_class(jvm, "org.apache.hadoop.fs.Path")
+        self._to_string: Any = java_class(jvm, "org.apache.commons.io.IOUtils").toString
+        self._to_paths: Any = java_class(jvm, "org.apache.hadoop.fs.FileUtil").stat2Paths
+        self._as_text: Any = java_class(jvm, "org.apache.commons.lang3.ArrayUtils").toString
+        self._thread: Any = java_class(jvm, "java.lang.Thread")
         self._new_array = gateway.new_array
         self._address = address or root
         try:
@@ -106,7 +116,7 @@ class HadoopFolder:
             self._base = str(self._root.toUri().getPath()).rstrip("/") + "/"
             is_store = str(self._fs.getUri().getScheme()) in _OBJECT_STORES
             self._context: Any = None if is_store else self._find_context(jvm, conf)
-            rename = getattr(jvm.org.apache.hadoop.fs, "Options$Rename")
+            rename = java_class(jvm, "org.apache.hadoop.fs.Options$Rename")
             self._no_overwrite = gateway.new_array(rename, 1)
             self._no_overwrite[0] = rename.NONE
         except (Py4JJavaError, IllegalArgumentException) as error:
@@ -121,7 +131,8 @@ class HadoopFolder:
 
     def _find_context(self, jvm: Any, conf: Any) -> Any:
         try:
-            return jvm.org.apache.hadoop.fs.FileContext.getFileContext(self._root.toUri(), conf)
+            contexts = java_class(jvm, "org.apache.hadoop.fs.FileContext")
+            return contexts.getFileContext(self._root.toUri(), conf)
         except Py4JJavaError as error:
             if _NO_CONTEXT in _classes(error):
                 return None
