@@ -123,10 +123,8 @@ class RunningQuery(CheckpointedQuery):
     def is_running(self, query_id: str) -> bool:
         """Whether any query with this id is active in this Spark."""
         jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
-        return (
-            self._active_queries().get(java_class(jvm, "java.util.UUID").fromString(query_id))
-            is not None
-        )
+        key = java_class(jvm, "java.util.UUID").fromString(query_id)
+        return self._active_queries().get(key) is not None
 
     @property
     def is_followed(self) -> bool:
@@ -168,10 +166,8 @@ class RunningQuery(CheckpointedQuery):
     def is_this_thread(self) -> bool:
         """Whether Spark runs the query's batches in the calling thread."""
         jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
-        return bool(
-            java_class(jvm, "java.lang.Thread").currentThread()
-            == self._query.queryExecutionThread()
-        )
+        this = java_class(jvm, "java.lang.Thread").currentThread()
+        return bool(this == self._query.queryExecutionThread())
 
     @property
     def is_planning_first(self) -> bool:
