@@ -28,6 +28,7 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql.types import StringType, StructField, StructType
 
+import sparkonce.watching  # noqa: F401 - logs what a task waits for
 from sparkonce import __version__
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable

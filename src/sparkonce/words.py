@@ -10,10 +10,10 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 row`, `2 rows`, `1 left-over branch`, `0 batches`."""
+    """`1 row`, `2 rows`, `1 left-over branch`, `0 batches`, `12,000 rows`."""
     if number == 1:
         return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def age(at: str | None) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +18,7 @@ from pyspark import cloudpickle
 from sparkonce.errors import ConfigurationError, PrepareRejectedError
 from sparkonce.model import Owner
 from sparkonce.protocol.rewriting import Rewrite
+from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks import lanes, partition_writer
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
 from sparkonce.txn_log.record import Incarnation
@@ -73,6 +76,17 @@ def test_worker_that_lacks_a_module_of_a_sink_is_named(
     lacks = f"{socket.gethostname()} lacks the module 'tests.support.world': "
     with pytest.raises(ConfigurationError, match=f"{lacks}.*extras.*executors.*--py-files"):
         cloudpickle.loads(sent)
+
+
+def test_what_a_task_waits_for_is_logged_in_a_worker(tmp_path: Path) -> None:
+    """A Python worker has only the modules that come with the writer."""
+    rows = tmp_path / "writer"
+    rows.write_bytes(cloudpickle.dumps(PartitionWriter([FileSink(tmp_path)], INCARNATION, 7)))
+    worker = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb')); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", worker, str(rows)], capture_output=True, text=True, check=True
+    )
+    assert "sparkonce.watching" in done.stdout.split()
 
 
 def test_rewrite_writes_what_is_lost_and_reads_the_rest(sinks: list[MemorySink]) -> None:
