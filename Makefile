@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 WRITER ?= exactly-once
+LAKE ?= files
 SEEDS ?= 100000
 WORKERS ?= 2
 VENV := .venv
@@ -16,8 +17,8 @@ PYTEST := $(RUN) -m pytest --durations=40 --numprocesses=$(WORKERS) --dist=works
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY) ## run the main job on real local servers, killed four times (WRITER=naive: without sparkonce)
-	$(RUN) -m sparkonce.demo --writer $(WRITER)
+demo: $(READY) ## run the main job on real local servers, killed four times (WRITER=naive; LAKE=iceberg|delta)
+	$(RUN) -m sparkonce.demo --writer $(WRITER) --lake $(LAKE)
 
 test: $(READY) ## run all tests but the slow ones, on real local servers (WORKERS=0: in one process)
 	$(PYTEST) -m "not slow"
@@ -51,8 +52,8 @@ format: $(READY) ## put the code into its standard form
 bench: $(READY) ## run every benchmark against the local servers
 	for file in $$(ls benchmarks/*.py | grep -v harness); do $(RUN) $$file || exit 1; done
 
-services: $(READY) ## start Kafka, Postgres and S3 on the ports of docker-compose.yml and keep them
-	$(RUN) -m sparkonce.testing.services
+services: $(READY) ## start Kafka, Postgres and S3 on the ports of docker-compose.yml and keep them (KINDS="kafka postgres")
+	$(RUN) -m sparkonce.testing.services $(KINDS)
 
 docs: $(READY) ## build the documentation site into build/site; a broken link fails it
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
