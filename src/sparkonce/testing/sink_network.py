@@ -21,7 +21,7 @@ from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import chosen
 from sparkonce.testing.proxy import Fault, FaultKind, Proxy
 from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
-from sparkonce.testing.sink_world import Stage, branch, rows_of
+from sparkonce.testing.sink_world import Stage, branch, lists_branches, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 LOST: Sequence[FaultKind] = ("request lost", "answer lost")
 LATE: Sequence[FaultKind] = ("request late", "answer late")
 _POLL_S = 0.01
+
+_LATER = 1_000
+"""So many batches later, a task has the number of an earlier one again."""
 
 
 class SinkNetwork(SinkCase):
@@ -159,7 +162,8 @@ class SinkNetwork(SinkCase):
     def test_request_of_commit_is_late(self, stage: Stage, kind: FaultKind) -> None:
         """It arrives, or its answer, when another driver has committed this batch and the next.
 
-        Until then its session is open in the server, perhaps with locks.
+        By then a branch of the same name, but for the batch, is prepared, and stays so. Until then
+        the late one's session is open in the server, perhaps with locks.
         """
         proxy, sink = _in_between(stage)
         successor = stage.sink()  # connects to the server itself
@@ -168,11 +172,13 @@ class SinkNetwork(SinkCase):
         ready = self._prepare_next(stage, sink, seen)
         count = _requests(proxy, partial(stage.commit_all, sink, ready))
 
-        def overtake(committables: Sequence[Committable]) -> None:
+        def overtake(committables: Sequence[Committable]) -> list[Committable]:
+            attempt = len(seen) - 1
             stage.commit(successor, committables)
             stage.sweep(successor)
             stage.commit(successor, self._prepare_next(stage, successor, seen))
             stage.sweep(successor)
+            return _prepare_again(stage, successor, attempt)
 
         faults = []
         for at in self._chosen(count):
@@ -184,11 +190,89 @@ class SinkNetwork(SinkCase):
                 wait([other], self.longest_pause_s)  # it may need a lock of the late one
                 fault.release()
                 late.result()  # success or not: the log refuses this driver
-                other.result()
+                again = other.result()
             faults.append(fault)
             stage.sees(*seen, why=f"another driver committed during {fault}; ")
+            stage.commit(successor, again)
+            seen.append(B)
+            stage.sees(*seen, why=f"a branch of the same name was committed after {fault}; ")
         _happened(faults)
         stage.nothing_left_by_sweep(sink)
+
+    def test_request_of_abort_is_late(self, stage: Stage) -> None:
+        """It arrives when a branch of the same name, but for the batch, is prepared: that stays."""
+        proxy, sink = _in_between(stage)
+        successor = stage.sink()
+        first = self._prepare_next(stage, sink, [])
+        first = stage.found(sink) if lists_branches(sink) else first
+        count = _requests(proxy, partial(stage.abort, sink, first))
+        faults = []
+        seen: list[pa.RecordBatch] = []
+
+        def overtake(committables: Sequence[Committable], attempt: int) -> list[Committable]:
+            stage.abort(successor, committables)
+            return _prepare_again(stage, successor, attempt)
+
+        for n, at in enumerate(self._chosen(count), 1):
+            sink.close()
+            ready = stage.prepare(sink, branch(n, batch_id=n), A)
+            listed = stage.found(sink) if lists_branches(sink) else ready  # as a sweep aborts
+            with proxy.fault("request late", at) as fault, ThreadPoolExecutor(2) as pool:
+                late = pool.submit(_abort_all, sink, listed)
+                _reached(fault, late)
+                other = pool.submit(overtake, ready, n)
+                wait([other], self.longest_pause_s)
+                fault.release()
+                late.result()
+                again = other.result()
+            faults.append(fault)
+            stage.sees(*seen, why=f"another driver aborted during {fault}; ")
+            stage.commit(successor, again)
+            seen.append(B)
+            stage.sees(*seen, why=f"a branch of the same name was committed after {fault}; ")
+        _happened(faults)
+        stage.nothing_left_by_sweep(sink)
+
+    def test_request_of_a_task_is_late(self, stage: Stage) -> None:
+        """It arrives when a newer driver has swept the task and delivered its batch.
+
+        The late task's rows stay hidden, and the next sweep leaves nothing of them.
+        """
+        proxy, sink = _in_between(stage)
+        successor = stage.sink()
+        if not lists_branches(successor):
+            pytest.skip("the sink lists no branches, so nothing sweeps the task")
+        clean: list[Committable] = []
+        count = _requests(proxy, lambda: clean.extend(stage.prepare(sink, branch(0), A, B)))
+        stage.abort(sink, clean)
+        faults = []
+        seen: list[pa.RecordBatch] = []
+
+        def overtake(n: int) -> None:
+            stage.sweep(successor)
+            newer = branch(n, batch_id=n, token=branch().token + 1)
+            stage.commit(successor, stage.prepare(successor, newer, A))
+            stage.sweep(successor)
+
+        for n, at in enumerate(self._chosen(count), 1):
+            sink.close()
+            stage.abort(sink, stage.prepare(sink, branch(2 * n, batch_id=2 * n), A))  # connects
+            with proxy.fault("request late", at) as fault, ThreadPoolExecutor(2) as pool:
+                late = pool.submit(_task, stage, sink, 2 * n + 1)
+                _reached(fault, late)
+                other = pool.submit(overtake, 2 * n + 1)
+                wait([other], self.longest_pause_s)
+                fault.release()
+                late.result()
+                other.result()
+            faults.append(fault)
+            seen.append(A)
+            sink.close()
+            stage.sees(*seen, why=f"a newer driver delivered the batch during {fault}; ")
+            stage.sweep(successor)
+            stage.sees(*seen, why=f"a sweep followed {fault}; ")
+        _happened(faults)
+        stage.nothing_left_by_sweep(successor)
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -211,6 +295,16 @@ def _in_between(stage: Stage) -> tuple[Proxy, AnySink]:
         pytest.skip("the world has no proxy=")
     with proxy.in_between():
         return proxy, stage.sink()
+
+
+def _prepare_again(stage: Stage, sink: AnySink, attempt: int) -> list[Committable]:
+    """Prepare a branch of a later batch with the same name, as after 65,536 tasks."""
+    return stage.prepare(sink, branch(attempt, batch_id=attempt + _LATER), B)
+
+
+def _abort_all(sink: AnySink, committables: Sequence[Committable]) -> None:
+    """Abort them; success or not, for a driver that is replaced."""
+    list(verbs.abort_many(sink, committables))
 
 
 def _requests(proxy: Proxy, call: Callable[[], object]) -> int:
