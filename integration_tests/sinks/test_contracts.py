@@ -27,6 +27,7 @@ from sparkonce.testing import Proxy, SinkContract, SinkWorld, checks
 from sparkonce.testing.services import start_services
 from sparkonce.testing.services.containers import choose_backend
 from sparkonce.testing.services.process import free_port
+from sparkonce.testing.sink_late import SinkLate
 from sparkonce.testing.sink_network import SinkNetwork
 from sparkonce.testing.sink_world import OWNER, Stage
 
@@ -249,7 +250,7 @@ def proxied() -> Iterator[tuple[str, Proxy]]:
 
 
 @pytest.mark.skipif(choose_backend() == "docker", reason="a container advertises its own address")
-class TestKafkaSinkOnABadNetwork(SinkNetwork):
+class TestKafkaSinkOnABadNetwork(SinkNetwork, SinkLate):
     """What the broker does not answer is neither a commit nor a loss."""
 
     large_rows = 20_000

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import DeltaSink
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
+from sparkonce.testing.sink_late import SinkLate
 from sparkonce.testing.sink_network import SinkNetwork
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def test_server_that_lets_several_writers_commit_a_version(
 
 
 @pytest.mark.parametrize("s3", ["versitygw"], indirect=True)
-class TestDeltaSinkOnS3(SinkNetwork):
+class TestDeltaSinkOnS3(SinkNetwork, SinkLate):
     """Requests are lost, or late: those of the commit above all."""
 
     most_faults = 3

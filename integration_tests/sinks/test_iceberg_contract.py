@@ -13,6 +13,7 @@ from pyiceberg.catalog import load_catalog
 
 from sparkonce.sinks import IcebergSink
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
+from sparkonce.testing.sink_late import SinkLate
 from sparkonce.testing.sink_network import SinkNetwork
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def marks_in(client: S3Client, bucket: str) -> list[str]:
     return [key for key in keys if key.endswith(".mark")]
 
 
-class TestIcebergSinkOnS3(SinkNetwork):
+class TestIcebergSinkOnS3(SinkNetwork, SinkLate):
     """Requests to the storage are lost, or late."""
 
     most_faults = 3
@@ -109,7 +110,7 @@ class TestIcebergSinkOnS3(SinkNetwork):
             )
 
 
-class TestIcebergSinkWithACatalogFarAway(SinkNetwork):
+class TestIcebergSinkWithACatalogFarAway(SinkNetwork, SinkLate):
     """Requests to the catalog are lost, or late: its commit above all."""
 
     most_faults = 3

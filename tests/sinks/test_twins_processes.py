@@ -36,7 +36,7 @@ from sparkonce.sinks.capabilities import AbortsDecided
 from sparkonce.sinks.file import FileHandle
 from sparkonce.sinks.verbs import outcome_of_commit
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
-from sparkonce.testing.sink_network import LATE
+from sparkonce.testing.sink_late import LATE
 from sparkonce.testing.sink_world import Stage
 from tests.support.sink_worlds import caught, file_world
 

@@ -12,7 +12,8 @@
                   ├─ SinkRows        rows of every type, in batches of any size
                   ├─ SinkBranches    names and proofs of different branches, orphans
                   ├─ SinkPromises    what sink and world claim, and proofs that are no longer needed
-                  ├─ SinkNetwork     requests and answers that are lost or late
+                  ├─ SinkNetwork     requests and answers that are lost
+                  ├─ SinkLate        requests that arrive when another driver has gone on
                   ├─ SinkRace        commits and aborts at the same time
                   └─ SinkCrashes     other processes, killed or paused anywhere in `commit`
 
@@ -29,6 +30,7 @@ from sparkonce.testing.sink_branches import SinkBranches
 from sparkonce.testing.sink_case import BRANCH, A, must_return
 from sparkonce.testing.sink_crashes import SinkCrashes
 from sparkonce.testing.sink_faults import SinkFaults
+from sparkonce.testing.sink_late import SinkLate
 from sparkonce.testing.sink_network import SinkNetwork
 from sparkonce.testing.sink_process import names_in_other_process
 from sparkonce.testing.sink_promises import SinkPromises
@@ -47,6 +49,7 @@ class SinkContract(
     SinkBranches,
     SinkPromises,
     SinkNetwork,
+    SinkLate,
     SinkRace,
     SinkCrashes,
 ):
