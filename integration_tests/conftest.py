@@ -32,27 +32,27 @@ def spark(spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture
-def remote_checkpoints(spark: SparkSession) -> Iterator[None]:
-    """Spark writes checkpoints as it does by default, for one test."""
-    for name in local_checkpoints():
-        spark.conf.unset(name)
-    yield
-    for name, value in local_checkpoints().items():
-        spark.conf.set(name, value)
-
-
-@pytest.fixture
-def set_conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
-    """A function that changes a setting of Spark for one test."""
+def set_conf(spark: SparkSession) -> Iterator[Callable[[str, str | None], None]]:
+    """A function that changes a setting of Spark for one test; None: back to Spark's default."""
     before: dict[str, str | None] = {}
 
-    def put(key: str, value: str) -> None:
-        before.setdefault(key, spark.conf.get(key, None))
-        spark.conf.set(key, value)
-
-    yield put
-    for key, value in before.items():
+    def put(key: str, value: str | None) -> None:
         if value is None:
             spark.conf.unset(key)
         else:
             spark.conf.set(key, value)
+
+    def put_for_now(key: str, value: str | None) -> None:
+        before.setdefault(key, spark.conf.get(key, None))
+        put(key, value)
+
+    yield put_for_now
+    for key, value in before.items():
+        put(key, value)
+
+
+@pytest.fixture
+def remote_checkpoints(set_conf: Callable[[str, str | None], None]) -> None:
+    """Spark writes checkpoints as it does by default, for one test."""
+    for name in local_checkpoints():
+        set_conf(name, None)

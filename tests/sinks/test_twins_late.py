@@ -1,26 +1,31 @@
 """Failing twins of the contract's tests with late requests: each sink makes one mistake.
 
-The sinks write into a folder, and first ask a server, whose answer a proxy can hold back.
+The sinks ask a server before they act, and a proxy can hold this request back.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
-from examples.http_sink import serve
+from examples.http_sink import HttpSink, serve
 
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import FileSink
 from sparkonce.sinks.file import FileHandle
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
-from sparkonce.testing.sink_late import SinkLate
+from sparkonce.testing.sink_late import LATE, SinkLate
 from sparkonce.testing.sink_world import Stage
 from tests.support.sink_worlds import caught, file_world
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TIMEOUT_S = 30
 
@@ -99,3 +104,30 @@ def test_sink_that_asks_first_is_right(
 ) -> None:
     with asking(tmp_path, Asks) as world, closing(Stage(world)) as stage:
         test(SinkContract(), stage)
+
+
+class AsksBeforeItPuts(HttpSink):
+    """Asks for the key, and sends the rows without one: the answer may be old."""
+
+    def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
+        if not self.has(branch_id):
+            super().put(f"{branch_id}{uuid.uuid4()}", rows)  # type: ignore[arg-type]
+            super().put(branch_id, iter(()))
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_question_is_older_than_the_act(tmp_path: Path, kind: str) -> None:
+    """Another driver commits between the answer and the rows, which come twice."""
+
+    def late(contract: SinkContract, stage: Stage) -> None:
+        contract.test_request_of_commit_is_late(stage, kind)  # type: ignore[arg-type]
+
+    with serve() as api, Proxy(api.server_port) as proxy:
+        world = SinkWorld(
+            sink=lambda: AsksBeforeItPuts(f"http://{proxy.address}", stage=tmp_path),
+            visible=lambda: [row for rows in api.batches.values() for row in rows],
+            unfinished=lambda: list(tmp_path.glob("*.arrow")),
+            proxy=proxy,
+        )
+        caught(world, late, says=f"during a {' '.join(kind.split()[::-1])}")
+        api.shutdown()

@@ -21,7 +21,6 @@ from typing import ClassVar
 
 import pyarrow as pa
 import pytest
-from examples.http_sink import HttpSink, serve
 
 from sparkonce.errors import (
     CommitUnresolvedError,
@@ -35,8 +34,7 @@ from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.capabilities import AbortsDecided
 from sparkonce.sinks.file import FileHandle
 from sparkonce.sinks.verbs import outcome_of_commit
-from sparkonce.testing import Proxy, SinkContract, SinkWorld
-from sparkonce.testing.sink_late import LATE
+from sparkonce.testing import SinkContract, SinkWorld
 from sparkonce.testing.sink_world import Stage
 from tests.support.sink_worlds import caught, file_world
 
@@ -323,30 +321,3 @@ def test_abort_that_raises_or_waits_is_right(tmp_path: Path, end: str) -> None:
         (folder := tmp_path / str(n)).mkdir()
         with closing(Stage(stalling_world(folder, sink))) as stage:
             abort_in_a_stall(stage, end)
-
-
-class AsksBeforeItPuts(HttpSink):
-    """Asks for the key, and sends the rows without one: the answer may be old."""
-
-    def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
-        if not self.has(branch_id):
-            super().put(f"{branch_id}{uuid.uuid4()}", rows)  # type: ignore[arg-type]
-            super().put(branch_id, iter(()))
-
-
-@pytest.mark.parametrize("kind", LATE)
-def test_question_is_older_than_the_act(tmp_path: Path, kind: str) -> None:
-    """Another driver commits between the answer and the rows, which come twice."""
-
-    def late(contract: SinkContract, stage: Stage) -> None:
-        contract.test_request_of_commit_is_late(stage, kind)  # type: ignore[arg-type]
-
-    with serve() as api, Proxy(api.server_port) as proxy:
-        world = SinkWorld(
-            sink=lambda: AsksBeforeItPuts(f"http://{proxy.address}", stage=tmp_path),
-            visible=lambda: [row for rows in api.batches.values() for row in rows],
-            unfinished=lambda: list(tmp_path.glob("*.arrow")),
-            proxy=proxy,
-        )
-        caught(world, late, says=f"during a {' '.join(kind.split()[::-1])}")
-        api.shutdown()

@@ -80,11 +80,11 @@ def test_worker_that_lacks_a_module_of_a_sink_is_named(
 
 def test_what_a_task_waits_for_is_logged_in_a_worker(tmp_path: Path) -> None:
     """A Python worker has only the modules that come with the writer."""
-    rows = tmp_path / "writer"
-    rows.write_bytes(cloudpickle.dumps(PartitionWriter([FileSink(tmp_path)], INCARNATION, 7)))
+    sent = tmp_path / "writer"
+    sent.write_bytes(cloudpickle.dumps(PartitionWriter([FileSink(tmp_path)], INCARNATION, 7)))
     worker = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb')); print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", worker, str(rows)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", worker, str(sent)], capture_output=True, text=True, check=True
     )
     assert "sparkonce.watching" in done.stdout.split()
 

@@ -104,11 +104,12 @@ class _Tracing(Shown):
         self._spans = spans
 
     def started(self, entered: steps.step) -> None:
-        if entered.name == "tasks":
-            self._spans.expect(entered)
+        if entered.name != "tasks":
+            super().started(entered)
+            return
+        self._spans.expect(entered)
         super().started(entered)
-        if entered.name == "tasks":
-            self._courier.hurry()
+        self._courier.hurry()
 
 
 class _Observers:

@@ -21,7 +21,6 @@ from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, java
 from sparkonce.testing.services.process import Command, import_path, own_guard
 
 _ARCHIVE = "spark.jsa"
-_STREAMING = "org.apache.spark.sql.execution.streaming"
 
 
 def jvm_options() -> str:
@@ -53,8 +52,10 @@ def local_checkpoints() -> dict[str, str]:
     """
     import pyspark  # noqa: PLC0415 - an extra
 
-    package = "" if pyspark.__version__.startswith("4.0.") else ".checkpointing"
-    manager = f"{_STREAMING}{package}.FileSystemBasedCheckpointFileManager"
+    package = "org.apache.spark.sql.execution.streaming"
+    if not pyspark.__version__.startswith("4.0."):
+        package += ".checkpointing"
+    manager = f"{package}.FileSystemBasedCheckpointFileManager"
     return {"spark.sql.streaming.checkpointFileManagerClass": manager}
 
 

@@ -75,10 +75,7 @@ class SinkLate(SinkCase):
                 commit = partial(verbs.commit_many, sink, ready)
                 again = self._overtaken(fault, commit, partial(overtake, ready))
             faults.append(fault)
-            stage.sees(*seen, why=f"another driver committed during {fault}; ")
-            stage.commit(successor, again)
-            seen.append(B)
-            stage.sees(*seen, why=f"a branch of the same name was committed after {fault}; ")
+            _still_commits(stage, successor, again, seen, fault)
         happened(faults)
         stage.nothing_left_by_sweep(sink)
 
@@ -86,8 +83,7 @@ class SinkLate(SinkCase):
         """It arrives when a branch of the same name, but for the batch, is prepared: that stays."""
         proxy, sink = in_between(stage)
         successor = stage.sink()
-        first = prepare_next(stage, sink, [])
-        first = stage.found(sink) if lists_branches(sink) else first
+        first = _to_abort(stage, sink, prepare_next(stage, sink, []))
         count = requests_of(proxy, partial(stage.abort, sink, first))
         faults = []
         seen: list[pa.RecordBatch] = []
@@ -99,15 +95,11 @@ class SinkLate(SinkCase):
         for n, at in enumerate(chosen(range(count), self.most_faults), 1):
             sink.close()
             ready = stage.prepare(sink, branch(n, batch_id=n), A)
-            listed = stage.found(sink) if lists_branches(sink) else ready  # as a sweep aborts
+            abort = partial(_abort_all, sink, _to_abort(stage, sink, ready))
             with proxy.fault("request late", at) as fault:
-                abort = partial(_abort_all, sink, listed)
                 again = self._overtaken(fault, abort, partial(overtake, ready, n))
             faults.append(fault)
-            stage.sees(*seen, why=f"another driver aborted during {fault}; ")
-            stage.commit(successor, again)
-            seen.append(B)
-            stage.sees(*seen, why=f"a branch of the same name was committed after {fault}; ")
+            _still_commits(stage, successor, again, seen, fault)
         happened(faults)
         stage.nothing_left_by_sweep(sink)
 
@@ -165,6 +157,27 @@ class SinkLate(SinkCase):
 def _prepare_again(stage: Stage, sink: AnySink, attempt: int) -> list[Committable]:
     """Prepare a branch of a later batch with the same name, as after 65,536 tasks."""
     return stage.prepare(sink, branch(attempt, batch_id=attempt + _LATER), B)
+
+
+def _still_commits(
+    stage: Stage,
+    sink: AnySink,
+    committables: Sequence[Committable],
+    seen: list[pa.RecordBatch],
+    fault: Fault,
+) -> None:
+    """The branch of `_prepare_again` is hidden after the fault, and can be committed."""
+    stage.sees(*seen, why=f"another driver went on during {fault}; ")
+    stage.commit(sink, committables)
+    seen.append(B)
+    stage.sees(*seen, why=f"a branch of the same name was committed after {fault}; ")
+
+
+def _to_abort(
+    stage: Stage, sink: AnySink, committables: Sequence[Committable]
+) -> Sequence[Committable]:
+    """What a sweep would abort; the committables where the sink lists no branches."""
+    return stage.found(sink) if lists_branches(sink) else committables
 
 
 def _abort_all(sink: AnySink, committables: Sequence[Committable]) -> None:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from sparkonce import steps
 from sparkonce.errors import ConfigurationError
 from sparkonce.observe.harmless import harmless
 from sparkonce.observe.lineage.attempts import STEPS
-from sparkonce.observing import Courier, Event, Facts, Seconds, Seen
+from sparkonce.observing import Courier, Facts, Seconds, Seen, Shown
 from sparkonce.once import forget, once
 
 if TYPE_CHECKING:
@@ -88,22 +87,16 @@ class OpenLineage:
             sender.end()
 
 
-class _Hook:
+class _Hook(Shown):
     """Hands on the few steps that matter, so that a slow transport keeps only these in memory."""
 
-    def __init__(self, put: Callable[[Act], None], take: Callable[[Seen], None]) -> None:
-        self._put = put
-        self._take = take
-
     def started(self, entered: steps.step) -> None:
-        self._hand_on(Event.STARTED, entered, None)
+        if entered.name in STEPS:
+            super().started(entered)
 
     def ended(self, entered: steps.step, error: BaseException | None) -> None:
-        self._hand_on(Event.FINISHED if error is None else Event.FAILED, entered, error)
-
-    def _hand_on(self, event: Event, entered: steps.step, error: BaseException | None) -> None:
         if entered.name in STEPS:
-            self._put(partial(self._take, Seen(event, entered, time.time_ns(), error)))
+            super().ended(entered, error)
 
 
 class _Sender:
@@ -117,8 +110,8 @@ class _Sender:
 
         namespace = settings.namespace or os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
         self._emitter = Emitter(namespace, settings.job, settings.client)
-        self._courier: Courier[Act] = Courier(lambda act: act(), "lineage")
-        self._hook = _Hook(self._courier.put, self._emitter.take)
+        self._courier: Courier[Any] = Courier(self._take, "lineage")
+        self._hook = _Hook(self._courier)
         steps.add_hook(self._hook)
         atexit.register(self._close)
 
@@ -127,6 +120,12 @@ class _Sender:
 
     def describe(self, pipeline: str, facts: Facts) -> None:
         self._courier.put(partial(self._emitter.describe, pipeline, facts))
+
+    def _take(self, item: Seen | Act) -> None:
+        if isinstance(item, Seen):
+            self._emitter.take(item)
+        else:
+            item()
 
     def flush(self) -> bool:
         return self._courier.drain(_FLUSH_S)
