@@ -9,14 +9,16 @@ import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.txn_log import without_making
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 
@@ -42,12 +44,31 @@ def load_job(text: str, *, create: bool = False, to_find_it: str = _TO_FIND_IT) 
     with contextlib.nullcontext() if create else without_making():
         if described.is_described(text):
             return described.load_described(text)
-        return _imported(text, to_find_it)
+        return _pipeline(load_attribute(text, to_find_it), text)
 
 
-def _imported(text: str, to_find_it: str) -> ExactlyOnce:
-    from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports PySpark
+def load_writer(text: str) -> Callable[[DataFrame, int], object]:
+    """Import what a query passes to foreachBatch: a pipeline, or any function of two parameters.
 
+    The pipeline's log is made when it is not there, as by the query's first start.
+
+    Raises:
+        ConfigurationError: as `load_job`.
+    """
+    from sparkonce.spark_hooks import described  # noqa: PLC0415 - imports PySpark
+
+    if described.is_described(text):
+        return described.load_described(text)
+    found = load_attribute(text)
+    return found if _takes_a_batch(found) else _pipeline(found, text)
+
+
+def load_attribute(text: str, to_find_it: str = _TO_FIND_IT) -> Any:
+    """Import ``module:attribute``, with the working directory on the path.
+
+    Raises:
+        ConfigurationError: it cannot be imported, or starts a query.
+    """
     module_name, colon, attribute = text.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigurationError(
@@ -59,27 +80,49 @@ def _imported(text: str, to_find_it: str) -> ExactlyOnce:
         raise ConfigurationError(f"{text!r}: write {name}:{attribute}, without .py")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    # What the module prints must not get into our output.
-    with (
-        contextlib.redirect_stdout(sys.stderr),
-        _no_query_starts(text),
-    ):
-        found = _attribute(_import(module_name, to_find_it), module_name, attribute)
-        if not isinstance(found, ExactlyOnce) and callable(found):
-            try:
+    with _quietly(text):
+        return _attribute(_import(module_name, to_find_it), module_name, attribute)
+
+
+def _pipeline(found: object, text: str) -> ExactlyOnce:
+    """The pipeline, or what the function returns."""
+    from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports PySpark
+
+    if not isinstance(found, ExactlyOnce) and callable(found):
+        try:
+            with _quietly(text):
                 found = found()
-            except SparkOnceError:
-                raise
-            except Exception as error:
-                raise ConfigurationError(
-                    f"{text!r}: {attribute}() raised {type(error).__name__}: {error}"
-                ) from error
+        except SparkOnceError:
+            raise
+        except Exception as error:
+            attribute = text.partition(":")[2]
+            raise ConfigurationError(
+                f"{text!r}: {attribute}() raised {type(error).__name__}: {error}"
+            ) from error
     if not isinstance(found, ExactlyOnce):
         raise ConfigurationError(
             f"{text!r} is of type {type(found).__name__}: expected an ExactlyOnce, or a function "
             "without arguments that returns one"
         )
     return found
+
+
+def _takes_a_batch(found: object) -> bool:
+    """Whether it is a pipeline, or a function of a DataFrame and the number of its batch."""
+    if not callable(found):
+        return False
+    try:
+        inspect.signature(found).bind(None, 0)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _quietly(text: str) -> Iterator[None]:
+    """Nothing that the module prints gets into our output, and no query starts."""
+    with contextlib.redirect_stdout(sys.stderr), _no_query_starts(text):
+        yield
 
 
 def _attribute(module: object, module_name: str, attribute: str) -> object:

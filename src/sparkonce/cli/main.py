@@ -19,6 +19,7 @@ from sparkonce.cli.doctor import doctor
 from sparkonce.cli.looking import log, status
 from sparkonce.cli.savepoints import savepoint
 from sparkonce.cli.settling import settle
+from sparkonce.cli.torture import torture
 from sparkonce.cli.ui import ui
 from sparkonce.errors import SparkOnceError
 
@@ -53,6 +54,7 @@ cli.add_command(settle)
 cli.add_command(doctor)
 cli.add_command(savepoint)
 cli.add_command(ui)
+cli.add_command(torture)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})

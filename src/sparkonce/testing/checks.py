@@ -48,6 +48,7 @@ _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 class KafkaMessage(NamedTuple):
     key: bytes | None
     value: bytes | None
+    partition: int = 0
 
 
 class StuckError(Exception):
@@ -123,7 +124,7 @@ class CommittedReader:
                     # Transaction markers have offsets too; the end-of-partition event shows that
                     # they were passed.
                     self._reached[message.partition()] = message.offset() + 1
-                    yield KafkaMessage(message.key(), message.value())
+                    yield KafkaMessage(message.key(), message.value(), message.partition())
                     deadline = time.monotonic() + self._stuck_after_s
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
                     self._reached[message.partition()] = message.offset()

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
@@ -87,6 +87,12 @@ def quiet_session(master: str, folder: Path, conf: Mapping[str, str] | None = No
     )
 
 
+def set_writer(pipeline: ExactlyOnce, *, is_driver: bool) -> None:
+    """Let the driver write small batches itself, from its first one on, or never."""
+    change: dict[str, Any] = {"small_batches_first": 0} if is_driver else {"driver_rows": 0}
+    pipeline._serving.settings = replace(pipeline.settings, **change)  # noqa: SLF001 - for tests
+
+
 def ordered() -> ExactlyOnce:
     """The pipeline of the order, for `format("sparkonce")`."""
     order: Order = cloudpickle.loads(Path(os.environ[_ORDER]).read_bytes())
@@ -99,8 +105,7 @@ def main(path: Path) -> None:
     spark = quiet_session("local[2]", order.checkpoint.parent)
     pipeline = order.pipeline(order.log)
     if order.is_written_here:
-        settings = replace(pipeline.settings, small_batches_first=0)
-        pipeline._serving.settings = settings  # noqa: SLF001 - for tests only
+        set_writer(pipeline, is_driver=True)
     names = [sink.name for sink in pipeline.sinks]
     if not set(order.sinks) <= set(names):
         raise ValueError(

@@ -81,14 +81,15 @@ class Proxy:
     Args:
         port: of the server.
         host: of the server.
+        listen: where the proxy listens on 127.0.0.1; 0: any free port.
 
     Raises:
         OSError: nothing can listen on 127.0.0.1.
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", *, listen: int = 0) -> None:
         self._upstream = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", listen))
         self._own: tuple[str, int] = self._listener.getsockname()
         self._is_in_between = False
         self._last_data = 0.0

@@ -1,0 +1,258 @@
+"""What is done to a running query. Each fault waits for a state that the query has reached."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from sparkonce.testing.crash import Arm
+from sparkonce.testing.kills import Kill
+from sparkonce.testing.proxy import FaultKind, Proxy
+from sparkonce.testing.torture.drivers import Driver, Drivers
+
+_ON_EXECUTORS: Final = ("open.after", "write.after", "prepare.before", "prepare.after")
+_MOST_BATCHES: Final = 6
+"""How long to wait for a point: some are reached only after other faults."""
+_FREEZE_S: Final = 45.0
+_AWAY_S: Final = 10.0
+_TRIES: Final = 3
+_COMMAND_S: Final = 600.0
+
+
+class StuckError(Exception):
+    """The query completes no batch, although no fault is left."""
+
+
+@dataclass
+class Stage:
+    """What the faults act on.
+
+    Attributes:
+        drivers: of the query.
+        random: by which they choose.
+        tell: gets the kind of each event, and a sentence.
+        sinks: the names of the pipeline's sinks.
+    """
+
+    drivers: Drivers
+    random: random.Random
+    tell: Callable[[str, str], None]
+    sinks: Sequence[str]
+
+    def start(self) -> None:
+        """Start a driver, unless one runs."""
+        driver = self.drivers.now
+        if not driver.is_running:
+            driver.start()
+            self.tell("start", f"driver {driver.run}")
+
+    def calm(self, batches: int = 1) -> None:
+        """Let the query complete some batches without a fault.
+
+        Raises:
+            StuckError: it does not.
+        """
+        for _ in range(_TRIES):
+            self.start()
+            try:
+                if self.drivers.advance(batches):
+                    return
+            except TimeoutError:
+                raise StuckError(
+                    f"driver {self.drivers.now.run} runs, and completes no batch in "
+                    f"{self.drivers.patience_s:.0f} s: {self.drivers.now.last_lines()}"
+                ) from None
+            self.ended(self.drivers.now)
+        raise StuckError(
+            f"{_TRIES} drivers ended by themselves, the last one with: "
+            f"{self.drivers.now.last_lines()}"
+        )
+
+    def ended(self, driver: Driver) -> None:
+        self.tell("end", f"driver {driver.run} ended with {driver.status}: {driver.last_lines()}")
+        driver.kill()
+
+    def recovers(self) -> None:
+        """Let the query complete two batches after a fault; a driver may fail once by it."""
+        try:
+            if self.drivers.advance(2):
+                return
+        except TimeoutError:
+            pass
+        else:
+            self.ended(self.drivers.now)
+        self.calm()
+
+
+class Fault(ABC):
+    """One kind of fault; `strike` lets it happen once."""
+
+    @abstractmethod
+    def strike(self, stage: Stage) -> None: ...
+
+
+class KillAtPoint(Fault):
+    """SIGKILL a driver that is paused at a point of the protocol."""
+
+    def __init__(self, points: Sequence[Kill]) -> None:
+        self._points = points
+
+    def strike(self, stage: Stage) -> None:
+        kill = stage.random.choice(self._points)
+        is_of_a_start = kill.again or kill.point.startswith("begin")
+        if not is_of_a_start:
+            stage.calm()
+        driver = stage.drivers.now
+        if is_of_a_start and driver.is_running:
+            driver.kill()
+            stage.tell("kill", f"driver {driver.run}, to see the next one start")
+        arm = _arm(driver, kill)
+        stage.start()
+        hit = stage.drivers.meet(arm, _MOST_BATCHES)
+        if hit is None and not driver.is_running:
+            stage.ended(driver)
+            return
+        batch = "" if hit is None or "batch" not in hit.where else f", batch {hit.where['batch']}"
+        driver.kill()
+        missed = "" if hit else ", which was not reached"
+        stage.tell("kill", f"driver {driver.run} at {kill}{batch}{missed}")
+
+
+class KillAtAnyTime(Fault):
+    """SIGKILL a driver at a moment that no point names."""
+
+    def strike(self, stage: Stage) -> None:
+        stage.calm(stage.random.randint(1, 3))
+        time.sleep(stage.random.uniform(0, 1.5))
+        driver = stage.drivers.now
+        driver.kill()
+        stage.tell(
+            "kill", f"driver {driver.run} at any time, batch {stage.drivers.progress.complete}"
+        )
+
+
+class Freeze(Fault):
+    """SIGSTOP a driver at a point, let another one take over, and let the first one go on."""
+
+    def __init__(self, points: Sequence[Kill]) -> None:
+        self._points = [kill for kill in points if not kill.again]
+
+    def strike(self, stage: Stage) -> None:
+        stage.calm()
+        drivers, kill = stage.drivers, stage.random.choice(self._points)
+        first = drivers.now
+        arm = _arm(first, kill)
+        if drivers.meet(arm, _MOST_BATCHES) is None:
+            first.kill()
+            stage.tell("kill", f"driver {first.run}: {kill} was not reached")
+            return
+        with first.frozen():
+            stage.tell("freeze", f"driver {first.run} at {kill}")
+            drivers.swap()
+            stage.start()
+            goal, deadline = drivers.progress.complete + 2, time.monotonic() + _FREEZE_S
+            drivers.wait(lambda: drivers.progress.complete >= goal or time.monotonic() > deadline)
+        first.failpoints.disarm()
+        stage.tell("thaw", f"driver {first.run}, next to driver {drivers.now.run}")
+        if drivers.wait(lambda: not first.is_running):
+            stage.ended(first)
+        else:
+            first.kill()
+            stage.ended(drivers.now)
+
+
+class KillWorker(Fault):
+    """SIGKILL the Python worker of a task that is paused at a point."""
+
+    def strike(self, stage: Stage) -> None:
+        stage.calm()
+        driver = stage.drivers.now
+        point = stage.random.choice(_ON_EXECUTORS)
+        sink = stage.random.choice(stage.sinks)
+        arm = driver.failpoints.arm(point, sink=sink)
+        hit = stage.drivers.meet(arm, _MOST_BATCHES)
+        if hit is None or hit.pid == driver.pid:
+            driver.kill()
+            stage.tell("kill", f"driver {driver.run}, which writes itself, at {point} of {sink}")
+            return
+        os.kill(hit.pid, signal.SIGKILL)
+        driver.failpoints.disarm(arm)
+        stage.tell("worker", f"a task of driver {driver.run} at {point} of {sink}, {hit.where}")
+        stage.recovers()
+
+
+def _arm(driver: Driver, kill: Kill) -> Arm:
+    where: dict[str, Any] = {} if kill.sink is None else {"sink": kill.sink}
+    return driver.failpoints.arm(kill.point, **where)
+
+
+class Network(Fault):
+    """Lose or delay one request or answer, cut all connections, or make a server unreachable."""
+
+    def __init__(self, name: str, proxy: Proxy) -> None:
+        self._name, self._proxy = name, proxy
+
+    def strike(self, stage: Stage) -> None:
+        stage.calm()
+        kind = stage.random.choice([*get_args(FaultKind), "away", "cut"])
+        if kind == "cut":
+            self._proxy.cut()
+            stage.tell("network", f"{self._name}: all connections cut")
+        elif kind == "away":
+            away_s = stage.random.uniform(0, _AWAY_S)
+            with self._proxy.away():
+                stage.tell("network", f"{self._name}: unreachable for {away_s:.1f} s")
+                time.sleep(away_s)
+        else:
+            self._spoil(stage, kind)
+        stage.recovers()
+
+    def _spoil(self, stage: Stage, kind: FaultKind) -> None:
+        at = stage.random.randint(1, 30)
+        goal = stage.drivers.progress.complete + _MOST_BATCHES
+        with self._proxy.fault(kind, at) as fault:
+            stage.drivers.wait(
+                lambda: fault.has_happened or stage.drivers.progress.complete >= goal
+            )
+            if not fault.has_happened:
+                return
+            stage.tell("network", f"{self._name}: {fault}")
+            if kind.endswith("late"):
+                # What is held back arrives when another driver has gone on.
+                driver = stage.drivers.now
+                driver.kill()
+                stage.tell("kill", f"driver {driver.run}, which waits for {self._name}")
+                stage.calm(2)
+        if kind.endswith("late"):
+            stage.tell("network", f"{self._name}: it arrives now")
+
+
+class Command(Fault):
+    """Run a command of the user's, such as one that restarts a server."""
+
+    def __init__(self, name: str, command: str) -> None:
+        self._name, self._command = name, command
+
+    def strike(self, stage: Stage) -> None:
+        stage.calm()
+        stage.tell("command", f"{self._name}: {self._command}")
+        done = subprocess.run(  # noqa: S602 - the command is the user's own
+            self._command,
+            shell=True,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(
+                f"--fault {self._name} ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+            )
+        stage.recovers()

@@ -1,0 +1,263 @@
+"""A query that is killed, frozen and cut off for hours, and compared with its source all the time.
+
+    calm ─► fault ─► look ─► calm ─► fault ─► look … ─► the last driver ─► look
+                       │
+                       └─ every row that readers get, in every sink, against what was sent
+
+It stops at the first anomaly, and keeps everything.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sparkonce import ExactlyOnce
+from sparkonce.errors import ConfigurationError
+from sparkonce.testing.kills import crash_points
+from sparkonce.testing.torture import records
+from sparkonce.testing.torture.checking import Anomaly, Checker, Row
+from sparkonce.testing.torture.driver import Order, Writer
+from sparkonce.testing.torture.drivers import Drivers
+from sparkonce.testing.torture.faults import (
+    Fault,
+    Freeze,
+    KillAtAnyTime,
+    KillAtPoint,
+    KillWorker,
+    Stage,
+    StuckError,
+)
+from sparkonce.words import counted
+
+Reader = Callable[[], Iterable[Row]]
+Unfinished = Callable[[], Collection[object]]
+
+_SETTLE_S: Final = 30.0
+_POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened, `at_s` seconds after the start."""
+
+    at_s: float
+    kind: str
+    text: str
+
+
+@dataclass
+class History:
+    """Everything that happened, also in `events.jsonl`."""
+
+    path: Path
+    progress: Callable[[str], None]
+    events: list[Event] = field(default_factory=list)
+    _start: float = field(default_factory=time.monotonic)
+
+    @property
+    def passed_s(self) -> float:
+        return time.monotonic() - self._start
+
+    def tell(self, kind: str, text: str) -> None:
+        event = Event(round(self.passed_s, 2), kind, text)
+        self.events.append(event)
+        with self.path.open("a") as file:
+            file.write(json.dumps(vars(event)) + "\n")
+        self.progress(f"{event.at_s:9.1f} s  {kind:8} {text}")
+
+
+@dataclass
+class Outcome:
+    """What a torture has shown.
+
+    Attributes:
+        seed: of its choices.
+        events: everything that happened.
+        anomalies: what the look that ended it has found; empty if it was clean.
+        batches: how many batches were complete.
+        rows: by sink, how many rows its readers got.
+        record: of the first anomaly's first batch in the transaction log, as JSON.
+        is_whole: whether it ran to its end, or to its first anomaly.
+    """
+
+    seed: int
+    events: Sequence[Event]
+    anomalies: Sequence[Anomaly]
+    batches: int
+    rows: Mapping[str, int]
+    record: Any = None
+    is_whole: bool = True
+
+    @property
+    def is_clean(self) -> bool:
+        return self.is_whole and not self.anomalies
+
+    @property
+    def faults(self) -> Counter[str]:
+        """How many faults of each kind there were."""
+        kinds = Counter(event.kind for event in self.events)
+        return Counter({kind: kinds[kind] for kind in kinds if kind not in _NO_FAULTS})
+
+
+_NO_FAULTS: Final = {"start", "end", "look", "thaw", "anomaly", "seed"}
+
+
+@dataclass
+class Torture:
+    """One query, its drivers, and what readers get.
+
+    Args:
+        writer: the pipeline, or any function for foreachBatch.
+        order: what its drivers run.
+        readers: by sink name, all rows that readers get: dictionaries with `id`, and if it is
+            there `run` and `payload`. A `lane`, such as a partition, promises an order.
+        folder: empty, or made here; for everything.
+        seed: of all choices.
+        more: faults of networks and servers.
+        unfinished: by sink name, what is left open, prepared or staged.
+        patience_s: seconds for a batch without a fault.
+        progress: gets a line for each event.
+    """
+
+    writer: Writer
+    order: Order
+    readers: Mapping[str, Reader]
+    folder: Path
+    seed: int = 0
+    more: Sequence[Fault] = ()
+    unfinished: Mapping[str, Unfinished] = field(default_factory=dict)
+    patience_s: float = 180.0
+    progress: Callable[[str], None] = print
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)  # noqa: S311
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.history = History(self.folder / "events.jsonl", self.progress)
+        self._checker = Checker(self.order.batch_rows)
+        self._rows: dict[str, Sequence[Row]] = {}
+
+    def run(self, most_s: float) -> Outcome:
+        """Torture the query for that many seconds, or until the first anomaly, or Ctrl-C.
+
+        There is at least one fault.
+
+        Raises:
+            ConfigurationError: the pipeline, or a sink, is not new.
+        """
+        self._check_new()
+        self.history.tell("seed", str(self.seed))
+        with ExitStack() as stack:
+            drivers = Drivers(self.folder, self.order, self.patience_s)
+            stack.callback(drivers.close)
+            stage = Stage(drivers, self._random, self.history.tell, list(self.readers))
+            anomalies: Sequence[Anomaly] = ()
+            is_whole = True
+            try:
+                anomalies = self._torture(stage, most_s) or self._finish(stage)
+            except StuckError as error:
+                anomalies = [Anomaly("stuck", "", str(error))]
+            except KeyboardInterrupt:
+                is_whole = False
+            for anomaly in anomalies:
+                self.history.tell("anomaly", str(anomaly))
+            return Outcome(
+                self.seed,
+                self.history.events,
+                anomalies,
+                drivers.progress.complete,
+                {sink: len(rows) for sink, rows in self._rows.items()},
+                self._record(anomalies),
+                is_whole,
+            )
+
+    def _check_new(self) -> None:
+        if isinstance(self.writer, ExactlyOnce):
+            records.check_new(self.writer)
+        for sink, read in self.readers.items():
+            if count := len(list(read())):
+                raise ConfigurationError(
+                    f"readers of {sink} get {counted(count, 'row')} already: give the job an empty "
+                    "table, topic or folder; rows are numbered from 0"
+                )
+
+    def _record(self, anomalies: Sequence[Anomaly]) -> Any:
+        batches = [batch for anomaly in anomalies for batch in anomaly.batches]
+        if not batches or not isinstance(self.writer, ExactlyOnce):
+            return None
+        return records.record_of(self.writer, self.order.checkpoint, batches[0])
+
+    def _torture(self, stage: Stage, most_s: float) -> Sequence[Anomaly]:
+        faults, weights = zip(*self._faults(stage.sinks), strict=True)
+        while True:
+            fault: Fault = self._random.choices(faults, weights)[0]
+            try:
+                fault.strike(stage)
+            except TimeoutError:
+                raise StuckError(stage.drivers.now.last_lines()) from None
+            anomalies = self._look(stage.drivers)
+            if anomalies or self.history.passed_s >= most_s:
+                return anomalies
+
+    def _faults(self, sinks: Sequence[str]) -> Iterable[tuple[Fault, int]]:
+        yield KillAtAnyTime(), 3
+        if isinstance(self.writer, ExactlyOnce):
+            points = crash_points(sinks, self.writer.settings.commit)
+            yield KillAtPoint(points), 8
+            yield Freeze(points), 2
+            yield KillWorker(), 2
+        for fault in self.more:
+            yield fault, 3
+
+    def _finish(self, stage: Stage) -> Sequence[Anomaly]:
+        """Let the last driver end by itself; then nothing may be missing or left over."""
+        stage.calm()
+        stage.drivers.now.kill()
+        stage.drivers.now.start(is_last=True)
+        stage.tell("start", f"driver {stage.drivers.now.run}, the last one")
+        stage.drivers.wait(lambda: False)
+        if stage.drivers.now.status != 0:
+            raise StuckError(f"the last driver failed: {stage.drivers.now.last_lines()}")
+        left: dict[str, Collection[object]]
+        left = {sink: ask() for sink, ask in self.unfinished.items()}
+        if isinstance(self.writer, ExactlyOnce):
+            left["the log"] = records.unfinished(self.writer, self.order.checkpoint)
+        return [
+            *self._look(stage.drivers, is_last=True),
+            *(
+                Anomaly("left over", sink, ", ".join(map(str, found)))
+                for sink, found in left.items()
+                if found
+            ),
+        ]
+
+    def _look(self, drivers: Drivers, *, is_last: bool = False) -> Sequence[Anomaly]:
+        complete = drivers.progress.complete
+        if self._is_delayed and not is_last:
+            complete = max(complete - 1, 0)  # its commit may be on the way
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            self._rows = {sink: list(read()) for sink, read in self.readers.items()}
+            planned = drivers.progress.planned
+            missing = self._checker.missing(self._rows, complete)
+            if not missing or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
+        shown = ", ".join(f"{sink} {len(rows):,}" for sink, rows in self._rows.items())
+        done = f"{counted(complete, 'batch')} complete, {planned:,} planned"
+        self.history.tell("look", f"{done}; rows: {shown}")
+        return list(self._checker.look(self._rows, complete=complete, planned=planned))
+
+    @property
+    def _is_delayed(self) -> bool:
+        return (
+            isinstance(self.writer, ExactlyOnce)
+            and self.writer.settings.commit == "after_checkpoint"
+        )

@@ -1,0 +1,97 @@
+"""What `torture` calls an anomaly, and the page that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkonce.testing.torture.checking import Anomaly, Checker, payload
+from sparkonce.testing.torture.report import write_report
+from sparkonce.testing.torture.running import Event, Outcome
+
+SIZE = 10
+
+
+def rows_of(*batches: int, run: int = 1, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"id": number, "run": run, "payload": payload(number), **more}
+        for batch in batches
+        for number in range(batch * SIZE, (batch + 1) * SIZE)
+    ]
+
+
+def kinds(
+    *looks: Mapping[str, Sequence[Mapping[str, Any]]], complete: int = 2, planned: int = 3
+) -> list[tuple[str, str]]:
+    checker = Checker(SIZE)
+    found: list[Anomaly] = []
+    for rows in looks:
+        found += checker.look(rows, complete=complete, planned=planned)
+    return [(anomaly.kind, anomaly.sink) for anomaly in found]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (rows_of(0, 1), []),
+        (rows_of(0, 1, 2), []),
+        (rows_of(0, 1, 2)[:-3], []),
+        (rows_of(0, 1)[:-1], ["lost"]),
+        (rows_of(1, 2), ["lost"]),
+        (rows_of(0, 1) + rows_of(1)[:1], ["doubled"]),
+        (rows_of(0, 1, 2) + rows_of(2)[:1], ["doubled"]),
+        (rows_of(0, 1, 3), ["foreign"]),
+        ([*rows_of(0, 1), {"id": -1}], ["foreign"]),
+        ([*rows_of(0, 1)[:-1], {"id": 19, "run": 1, "payload": "cut"}], ["torn"]),
+        (rows_of(0, 1)[:-1] + rows_of(1, run=2)[-1:], ["aborted"]),
+        (rows_of(0, run=1) + rows_of(1, run=2), []),
+        (rows_of(1, 0), []),
+        (rows_of(1, lane="p") + rows_of(0, lane="q"), []),
+        (rows_of(1, 0, lane="p"), ["reordered"]),
+        ([{"id": number} for number in range(20)], []),
+    ],
+)
+def test_look_finds(rows: list[dict[str, Any]], expected: list[str]) -> None:
+    assert kinds({"sink": rows}) == [(kind, "sink") for kind in expected]
+
+
+def test_rows_that_vanish_are_lost_although_their_batch_is_not_complete() -> None:
+    assert kinds({"sink": rows_of(0, 1, 2)}, {"sink": rows_of(0, 1)}) == [("lost", "sink")]
+
+
+def test_sinks_that_show_a_batch_of_different_drivers_disagree() -> None:
+    assert kinds({"a": rows_of(0, 1), "b": rows_of(0) + rows_of(1, run=2)}) == [("aborted", "")]
+
+
+def test_sink_that_has_both_drivers_is_named() -> None:
+    rows = {"a": rows_of(0, 1)[:-1] + rows_of(1, run=2)[-1:], "b": rows_of(0, 1)}
+    assert kinds(rows) == [("aborted", "a")]
+
+
+def test_rows_of_another_driver_are_noticed_in_a_later_look() -> None:
+    found = kinds({"sink": rows_of(0, 1)}, {"sink": rows_of(0) + rows_of(1, run=2)})
+    assert found == [("aborted", "sink")]
+
+
+def test_report_has_the_anomaly_its_history_and_the_record(tmp_path: Path) -> None:
+    events = [Event(float(n), "kill", f"event {n}") for n in range(100)]
+    wrong = Anomaly("doubled", "kafka", "rows 1 are there <more> than once", [7])
+    ended = Event(100.0, "anomaly", str(wrong))
+    outcome = Outcome(7, [*events, ended], [wrong], 9, {"kafka": 91}, {"batch": 7})
+    write_report(tmp_path / "report.html", "jobs:pipeline", outcome)
+    page = (tmp_path / "report.html").read_text()
+    assert "&lt;more&gt;" in page
+    assert page.count("event 99") == 2  # in the history, and among all events
+    assert page.count("event 3<") == 1
+    assert "&#34;batch&#34;: 7" in page
+
+
+def test_report_of_a_clean_run_says_so(tmp_path: Path) -> None:
+    outcome = Outcome(7, [Event(1.0, "kill", "driver 1")], [], 9, {"kafka": 90})
+    write_report(tmp_path / "report.html", "jobs:pipeline", outcome)
+    page = (tmp_path / "report.html").read_text()
+    assert "clean" in page
+    assert "What is wrong" not in page
