@@ -133,7 +133,8 @@ def test_three_sinks_their_servers_and_networks_are_tortured(
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", torture_job.BUGS)
 def test_seeded_bug_is_found(tortured: Callable[..., Outcome], bug: str) -> None:
-    outcome = tortured(HALF_AN_HOUR, seed=7, bugs=(bug,))
+    # With seed 156 the first driver is killed right after the decision.
+    outcome = tortured(HALF_AN_HOUR, seed=156, bugs=(bug,))
     assert {sink for _, sink in kinds(outcome)} == {torture_job.sink_of(bug)}, outcome.anomalies
 
 
