@@ -17,6 +17,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from integration_tests.support.postgres import commits_hang
+from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import Committable
 from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
 from sparkonce.sinks.base import AnySink
@@ -27,14 +28,16 @@ from sparkonce.testing import Proxy, SinkContract, SinkWorld, checks
 from sparkonce.testing.services import start_services
 from sparkonce.testing.services.containers import choose_backend
 from sparkonce.testing.services.process import free_port
-from sparkonce.testing.sink_late import SinkLate
+from sparkonce.testing.sink_late import LATE, SinkLate
 from sparkonce.testing.sink_network import SinkNetwork
 from sparkonce.testing.sink_world import OWNER, Stage
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+    from sparkonce.testing.proxy import FaultKind
     from sparkonce.testing.services import KafkaServer, PostgresServer, S3Server
+    from sparkonce.testing.services.kafka import KafkaVersion
     from sparkonce.testing.services.server import Server
 
 LAG_S = 20.0
@@ -231,6 +234,19 @@ class TestS3Sink(SinkContract):
 @pytest.fixture(scope="module")
 def proxied() -> Iterator[tuple[str, Proxy]]:
     """A broker with a listener that sends its clients to a proxy."""
+    with behind_proxy("4.3") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def proxied_old() -> Iterator[tuple[str, Proxy]]:
+    """The same before Kafka 4.0."""
+    with behind_proxy("3.9") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def behind_proxy(version: KafkaVersion) -> Iterator[tuple[str, Proxy]]:
     direct, behind, controller = (free_port() for _ in range(3))
     local = "127.0.0.1"
     with Proxy(behind) as proxy:
@@ -245,7 +261,9 @@ def proxied() -> Iterator[tuple[str, Proxy]]:
                 f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "PROXIED", "CONTROLLER")
             ),
         }
-        with start_services(["kafka"], ports={"kafka": direct}, kafka_config=config) as services:
+        with start_services(
+            ["kafka"], ports={"kafka": direct}, kafka_version=version, kafka_config=config
+        ) as services:
             yield services.kafka.bootstrap_servers, proxy
 
 
@@ -266,3 +284,21 @@ class TestKafkaSinkOnABadNetwork(SinkNetwork, SinkLate):
         admin.create_topics([NewTopic(topic, num_partitions=2)])[topic].result(timeout=30)
         with kafka_world(servers, topic, proxy) as world:
             yield lambda schema: world
+
+
+@pytest.mark.slow
+class TestKafkaSinkOnABadNetworkOfAnOldBroker(TestKafkaSinkOnABadNetwork):
+    """The same before Kafka 4.0, whose EndTxn does not fence."""
+
+    @pytest.fixture
+    def proxied(self, proxied_old: tuple[str, Proxy]) -> tuple[str, Proxy]:
+        return proxied_old
+
+    @pytest.mark.parametrize("kind", LATE)
+    def test_request_of_commit_is_late(self, stage: Stage, kind: FaultKind) -> None:
+        """A commit ends with a request that fences whatever has the name when it arrives.
+
+        65,536 tasks later that is another branch. It is lost, which is proven and reported.
+        """
+        with pytest.raises(PreparedBranchLostError, match="another producer has taken its"):
+            super().test_request_of_commit_is_late(stage, kind)
