@@ -108,11 +108,16 @@ def _pipeline(found: object, text: str) -> ExactlyOnce:
 
 
 def _takes_a_batch(found: object) -> bool:
-    """Whether it is a pipeline, or a function of a DataFrame and the number of its batch."""
-    if not callable(found):
-        return False
+    """Whether it is a pipeline, or a function of a DataFrame and the number of its batch.
+
+    One that can be called without arguments is a factory.
+    """
+    return callable(found) and _can_be_called(found, None, 0) and not _can_be_called(found)
+
+
+def _can_be_called(found: Callable[..., object], *arguments: object) -> bool:
     try:
-        inspect.signature(found).bind(None, 0)
+        inspect.signature(found).bind(*arguments)
     except (TypeError, ValueError):
         return False
     return True

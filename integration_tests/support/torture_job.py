@@ -1,4 +1,4 @@
-"""A job with Kafka, Postgres and S3 for `sparkonce torture`; its sinks can have a bug each.
+"""A job with Kafka, Postgres, S3 and Delta for `sparkonce torture`; its sinks can have a bug each.
 
 The environment variable TORTURE_JOB has a `Settings` as JSON.
 """
@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -19,9 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from botocore.config import Config
 from confluent_kafka.admin import AdminClient, NewTopic
+from deltalake import DeltaTable
 
 from sparkonce import ExactlyOnce
-from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
+from sparkonce.sinks import DeltaSink, KafkaSink, PostgresSink, S3Connection, S3Sink
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing import checks
 from sparkonce.testing.services import Services, spark_kafka_jars
@@ -43,6 +45,7 @@ class Settings:
     s3: Mapping[str, str]
     name: str
     log: str
+    lake: str
     commit: str = "immediate"
     bugs: tuple[str, ...] = ()
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -71,15 +74,16 @@ class Settings:
         return boto3.client("s3", **self.s3, config=Config(s3={"addressing_style": "path"}))
 
 
-def made(services: Services, name: str, log: str, **settings: Any) -> Settings:
-    """Make topic, table and bucket of that name."""
+def made(services: Services, name: str, folder: Path, **settings: Any) -> Settings:
+    """Make topic, table and bucket of that name; the log and the Delta table are in the folder."""
     s3 = next(iter(services.s3.values()))
     admin = AdminClient({"bootstrap.servers": services.kafka.bootstrap_servers})
     admin.create_topics([NewTopic(name, num_partitions=3)])[name].result(timeout=30)
     with psycopg.connect(services.postgres.dsn, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE {name} (id bigint, run int, payload text)".encode())
     dsn, kafka = services.postgres.dsn, services.kafka.bootstrap_servers
-    found = Settings(kafka, dsn, s3.boto3_settings, name, log, **settings)
+    log, lake = f"sqlite:///{folder}/log.db", f"{folder}/lake"
+    found = Settings(kafka, dsn, s3.boto3_settings, name, log, lake, **settings)
     found.client().create_bucket(Bucket=found.bucket)
     return found
 
@@ -197,6 +201,7 @@ def pipeline() -> ExactlyOnce:
                 f"s3://{settings.bucket}/rows",
                 connection=S3Connection(**{**settings.s3, "endpoint_url": endpoint}),
             ),
+            DeltaSink(settings.lake, create="if_missing"),
         ],
         log=settings.log,
         commit=settings.commit,
@@ -242,6 +247,13 @@ class S3Rows:
         return [row for key in keys for row in self._files[key]]
 
 
+def delta(settings: Settings) -> list[dict[str, Any]]:
+    """What deltalake reads."""
+    if not DeltaTable.is_deltatable(settings.lake):
+        return []
+    return DeltaTable(settings.lake).to_pyarrow_table().to_pylist()
+
+
 def readers() -> dict[str, Callable[[], Iterable[Mapping[str, Any]]]]:
     settings = Settings.read()
 
@@ -250,7 +262,12 @@ def readers() -> dict[str, Callable[[], Iterable[Mapping[str, Any]]]]:
         found = checks.read_postgres(settings.postgres, settings.name)
         return [dict(zip(names, values, strict=True)) for values in found]
 
-    return {"kafka": KafkaRows(settings), "postgres": postgres, "s3": S3Rows(settings)}
+    return {
+        "kafka": KafkaRows(settings),
+        "postgres": postgres,
+        "s3": S3Rows(settings),
+        "delta": lambda: delta(settings),
+    }
 
 
 def unfinished() -> dict[str, Callable[[], list[Any]]]:
@@ -260,6 +277,7 @@ def unfinished() -> dict[str, Callable[[], list[Any]]]:
         "kafka": lambda: checks.kafka_leaks(settings.kafka, ours),
         "postgres": lambda: [x for x in checks.postgres_leaks(settings.postgres) if ours in str(x)],
         "s3": lambda: list(checks.open_uploads(settings.client(), settings.bucket)),
+        "delta": lambda: list(Path(settings.lake, "_sparkonce").glob("*")),
     }
 
 

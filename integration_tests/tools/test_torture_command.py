@@ -72,6 +72,7 @@ def test_function_of_the_guide_doubles_rows(
         (["--fault", "docker restart"], "expected NAME=COMMAND"),
         (["--readers", "staging.files"], "torture needs `readers`, a dictionary"),
         (["--readers", "nowhere"], "there is no module 'nowhere'"),
+        (["--fault", "docker"], "expected NAME=COMMAND, such as 'broker=docker restart broker'"),
     ],
 )
 def test_mistake_is_named_before_anything_starts(
@@ -90,3 +91,17 @@ def test_target_that_has_rows_is_refused(
     with (tmp_path / "staging.py").open("a") as module:
         module.write('\nreaders = {"file": lambda: [{"id": 3}]}\n')
     assert "readers of file get 1 row already" in torture("staging:pipeline", check=ERROR).stderr
+
+
+def test_command_that_fails_ends_it_with_a_report(
+    torture: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    # With this seed the first fault is the command.
+    said = torture(
+        *("staging:pipeline", "--seed", "2", "--fault", "server=echo no such server >&2; exit 7"),
+        check=ERROR,
+    ).stderr
+    assert "--fault server: " in said
+    assert "no such server" in said
+    assert "Traceback" not in said
+    assert "not finished" in (tmp_path / "out/report.html").read_text()

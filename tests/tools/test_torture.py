@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from sparkonce.errors import ConfigurationError
+from sparkonce.spark_hooks.jobs import load_writer
 from sparkonce.testing.torture.checking import Anomaly, Checker, payload
 from sparkonce.testing.torture.report import write_report
 from sparkonce.testing.torture.running import Event, Outcome
@@ -95,3 +97,43 @@ def test_report_of_a_clean_run_says_so(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "clean" in page
     assert "What is wrong" not in page
+
+
+JOBS = """
+from pathlib import Path
+
+from sparkonce import ExactlyOnce
+from sparkonce.sinks import FileSink
+
+
+def naive(df, batch_id):
+    pass
+
+
+def made(folder=".", debug=False):
+    return ExactlyOnce("orders", sinks=[FileSink(folder)])
+
+
+one = made()
+number = 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("naive", "function"), ("made", "ExactlyOnce"), ("one", "ExactlyOnce")]
+)
+def test_job_is_a_pipeline_or_its_factory_or_a_function_for_foreachbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    (tmp_path / f"jobs_{name}.py").write_text(JOBS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert type(load_writer(f"jobs_{name}:{name}")).__name__ == kind
+
+
+def test_job_of_another_type_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs_number.py").write_text(JOBS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="is of type int"):
+        load_writer("jobs_number:number")

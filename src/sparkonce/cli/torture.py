@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sparkonce.testing.torture.faults import Fault
 
 FOUND = 3
-INTERRUPTED = 130
 
 
 @click.command()
@@ -101,8 +100,8 @@ def torture(
         outcome = one.run(hours * 3600)
     write_report(folder / "report.html", job, outcome)
     click.echo(f"report: {folder / 'report.html'}")
-    if not outcome.is_whole:
-        return INTERRUPTED
+    if outcome.failure is not None:
+        raise outcome.failure
     return FOUND if outcome.anomalies else 0
 
 

@@ -22,6 +22,10 @@ from sparkonce.testing.torture.driver import Order
 _RUN: Final = "sparkonce.testing.torture.driver"
 
 
+class NotReachedError(Exception):
+    """A driver runs, and does not reach a state."""
+
+
 class Progress:
     """How far Spark's checkpoint says that the query has come."""
 
@@ -140,11 +144,7 @@ class Drivers:
         return self._other
 
     def advance(self, batches: int) -> bool:
-        """Wait until that many more batches are complete; False if the driver ended first.
-
-        Raises:
-            TimeoutError: it does not end, and completes no batch.
-        """
+        """Wait until that many more batches are complete; False if the driver ended first."""
         goal = self.progress.complete + batches
         return self.wait(lambda: self.progress.complete >= goal)
 
@@ -155,13 +155,20 @@ class Drivers:
         return next(iter(self.now.hits(arm)), None)
 
     def wait(self, reached: Callable[[], bool]) -> bool:
-        """Wait until a state is reached; False if the driver ended first."""
+        """Wait until a state is reached; False if the driver ended first.
+
+        Raises:
+            NotReachedError: neither, in `patience_s`.
+        """
         deadline = time.monotonic() + self.patience_s
         while not reached():
             if not self.now.is_running:
                 return reached()
             if time.monotonic() > deadline:
-                raise TimeoutError
+                raise NotReachedError(
+                    f"driver {self.now.run} runs, and completes no batch in "
+                    f"{self.patience_s:.0f} s: {self.now.last_lines()}"
+                )
             time.sleep(POLL_S)
         return True
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
+from sparkonce.errors import ConfigurationError
 from sparkonce.testing.crash import Arm
 from sparkonce.testing.kills import Kill
 from sparkonce.testing.proxy import FaultKind, Proxy
-from sparkonce.testing.torture.drivers import Driver, Drivers
+from sparkonce.testing.torture.drivers import Driver, Drivers, NotReachedError
 
 _ON_EXECUTORS: Final = ("open.after", "write.after", "prepare.before", "prepare.after")
 _MOST_BATCHES: Final = 6
@@ -61,14 +62,8 @@ class Stage:
         """
         for _ in range(_TRIES):
             self.start()
-            try:
-                if self.drivers.advance(batches):
-                    return
-            except TimeoutError:
-                raise StuckError(
-                    f"driver {self.drivers.now.run} runs, and completes no batch in "
-                    f"{self.drivers.patience_s:.0f} s: {self.drivers.now.last_lines()}"
-                ) from None
+            if self.drivers.advance(batches):
+                return
             self.ended(self.drivers.now)
         raise StuckError(
             f"{_TRIES} drivers ended by themselves, the last one with: "
@@ -84,10 +79,10 @@ class Stage:
         try:
             if self.drivers.advance(2):
                 return
-        except TimeoutError:
-            pass
-        else:
             self.ended(self.drivers.now)
+        except NotReachedError as error:
+            self.tell("end", f"{error}; it is killed")
+            self.drivers.now.kill()
         self.calm()
 
 
@@ -243,16 +238,17 @@ class Command(Fault):
     def strike(self, stage: Stage) -> None:
         stage.calm()
         stage.tell("command", f"{self._name}: {self._command}")
-        done = subprocess.run(  # noqa: S602 - the command is the user's own
-            self._command,
-            shell=True,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(
-                f"--fault {self._name} ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+        try:
+            subprocess.run(  # noqa: S602 - the command is the user's own
+                self._command,
+                shell=True,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_S,
+                check=True,
             )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise ConfigurationError(
+                f"--fault {self._name}: {error} {str(error.stderr or '').strip()[-500:]}"
+            ) from error
         stage.recovers()

@@ -25,7 +25,7 @@ from sparkonce.testing.kills import crash_points
 from sparkonce.testing.torture import records
 from sparkonce.testing.torture.checking import Anomaly, Checker, Row
 from sparkonce.testing.torture.driver import Order, Writer
-from sparkonce.testing.torture.drivers import Drivers
+from sparkonce.testing.torture.drivers import Drivers, NotReachedError
 from sparkonce.testing.torture.faults import (
     Fault,
     Freeze,
@@ -85,7 +85,7 @@ class Outcome:
         batches: how many batches were complete.
         rows: by sink, how many rows its readers got.
         record: of the first anomaly's first batch in the transaction log, as JSON.
-        is_whole: whether it ran to its end, or to its first anomaly.
+        failure: what ended it before its time: an error of a reader or of a command, or Ctrl-C.
     """
 
     seed: int
@@ -94,11 +94,11 @@ class Outcome:
     batches: int
     rows: Mapping[str, int]
     record: Any = None
-    is_whole: bool = True
+    failure: BaseException | None = None
 
     @property
     def is_clean(self) -> bool:
-        return self.is_whole and not self.anomalies
+        return self.failure is None and not self.anomalies
 
     @property
     def faults(self) -> Counter[str]:
@@ -107,7 +107,7 @@ class Outcome:
         return Counter({kind: kinds[kind] for kind in kinds if kind not in _NO_FAULTS})
 
 
-_NO_FAULTS: Final = {"start", "end", "look", "thaw", "anomaly", "seed"}
+_NO_FAULTS: Final = {"start", "end", "look", "thaw", "anomaly", "seed", "error"}
 
 
 @dataclass
@@ -159,13 +159,14 @@ class Torture:
             stack.callback(drivers.close)
             stage = Stage(drivers, self._random, self.history.tell, list(self.readers))
             anomalies: Sequence[Anomaly] = ()
-            is_whole = True
+            failure: BaseException | None = None
             try:
                 anomalies = self._torture(stage, most_s) or self._finish(stage)
-            except StuckError as error:
+            except (NotReachedError, StuckError) as error:
                 anomalies = [Anomaly("stuck", "", str(error))]
-            except KeyboardInterrupt:
-                is_whole = False
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - of a reader, a command
+                self.history.tell("error", f"{type(error).__name__}: {error}".rstrip(": "))
+                failure = error
             for anomaly in anomalies:
                 self.history.tell("anomaly", str(anomaly))
             return Outcome(
@@ -175,7 +176,7 @@ class Torture:
                 drivers.progress.complete,
                 {sink: len(rows) for sink, rows in self._rows.items()},
                 self._record(anomalies),
-                is_whole,
+                failure,
             )
 
     def _check_new(self) -> None:
@@ -198,10 +199,7 @@ class Torture:
         faults, weights = zip(*self._faults(stage.sinks), strict=True)
         while True:
             fault: Fault = self._random.choices(faults, weights)[0]
-            try:
-                fault.strike(stage)
-            except TimeoutError:
-                raise StuckError(stage.drivers.now.last_lines()) from None
+            fault.strike(stage)
             anomalies = self._look(stage.drivers)
             if anomalies or self.history.passed_s >= most_s:
                 return anomalies
