@@ -38,7 +38,8 @@ def status(
     """Which driver holds each pipeline, what is complete, what is not.
 
     Exits with 3 when something is in doubt (PREPARED) or unfinished (DECIDED), when the newest
-    batch is abandoned and in no sink yet, or when the pipeline was moved to another log.
+    batch is abandoned and in no sink yet, when a rewind has not ended, or when the pipeline was
+    moved to another log.
     """
     screen = Screen(as_json=as_json)
     with open_target(job, url, pipeline, checkpoint) as target:

@@ -116,7 +116,10 @@ METRICS: Final[Mapping[str, Metric]] = {
         (PIPELINE, SINK),
     ),
     BRANCH_IN_DOUBT: Metric(
-        "gauge", "{branch}", "Branches of unfinished batches.", (PIPELINE, SINK)
+        "gauge",
+        "{branch}",
+        "Branches of unfinished batches, without those that an operator has ruled out.",
+        (PIPELINE, SINK),
     ),
     BRANCH_TIME_LEFT: Metric(
         "gauge",

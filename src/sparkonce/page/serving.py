@@ -17,6 +17,8 @@ from sparkonce.page.source import Source
 
 TOKEN_VARIABLE: Final = "SPARKONCE_UI_TOKEN"  # noqa: S105 - a name
 _SHORTEST_TOKEN: Final = 16
+_EVERYWHERE: Final = {"0.0.0.0", "::"}  # noqa: S104 - where it is asked for
+"""Nobody can open these: the page is then shown under the machine's name."""
 
 
 def token_for(host: str, given: str | None) -> tuple[str | None, bool]:
@@ -61,7 +63,8 @@ def serve(
         timeout_graceful_shutdown=3,
     )
     with contextlib.closing(_listening(host, port)) as listening:
-        shown = f"[{host}]" if ":" in host else host
+        named = socket.gethostname() if host in _EVERYWHERE else host
+        shown = f"[{named}]" if ":" in named else named
         query = f"?token={token}" if is_new else ""
         say(f"http://{shown}:{listening.getsockname()[1]}/{query}")
         uvicorn.Server(config).run(sockets=[listening])
