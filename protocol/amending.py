@@ -83,14 +83,14 @@ def _rewritten(
     batch: Batch,
     lease: Lease,
 ) -> TransactionRecord:
-    write_began = lease.pipeline.clock()
+    write_began = lease.pipeline.moment()
     written = write(batch, lease, rewrite)
     if difference := rewrite.difference(record, written):
         raise cannot_redo(record, lost, f"Spark's replay differs: {difference}")
     # In two phases, whatever the pipeline's decider: the batch is decided already.
     voted = vote(batch.batch_id, written, lease, verbs.vote, write_pass=rewrite.write_pass)
     branches = (c for share in voted.values() for c in share.committables)
-    check_safe(record.id, branches, now=lease.pipeline.clock(), write_began=write_began)
+    check_safe(record.id, branches, now=lease.pipeline.moment(), write_began=write_began)
     return rewrite.amend(record, voted, [committable for committable, _ in lost])
 
 

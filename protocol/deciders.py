@@ -29,7 +29,7 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable
 from sparkonce.protocol.decisions import is_checkpointed
 from sparkonce.protocol.lease import Lease
-from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.protocol.pipeline import Moment, Pipeline
 from sparkonce.protocol.preparing import aborting_on_failure, check_safe
 from sparkonce.protocol.sweeping import sweep
 from sparkonce.sinks import verbs
@@ -53,14 +53,14 @@ class Decider(ABC):
 
     @abstractmethod
     def decide(
-        self, record: TransactionRecord, lease: Lease, *, write_began: float
+        self, record: TransactionRecord, lease: Lease, *, write_began: Moment
     ) -> TransactionRecord:
         """Decide the batch; returns the record that the log holds: DECIDED, PREPARED or COMPLETE.
 
         Args:
             record: what is prepared.
             lease: of this driver.
-            write_began: Unix time in seconds at which the batch's write began.
+            write_began: when the batch's write began.
         """
 
     def decide_pending(self, lease: Lease) -> TransactionRecord | None:
@@ -84,7 +84,7 @@ class Immediate(Decider):
     """Decide as soon as all sinks have voted: commit="immediate"."""
 
     def decide(
-        self, record: TransactionRecord, lease: Lease, *, write_began: float
+        self, record: TransactionRecord, lease: Lease, *, write_began: Moment
     ) -> TransactionRecord:
         with _step("decide", record) as deciding:
             write = lease.pipeline.log.decide
@@ -97,7 +97,7 @@ class AfterCheckpoint(Decider):
     """Decide once Spark's checkpoint has the batch too: commit="after_checkpoint", as in Flink."""
 
     def decide(
-        self, record: TransactionRecord, lease: Lease, *, write_began: float
+        self, record: TransactionRecord, lease: Lease, *, write_began: Moment
     ) -> TransactionRecord:
         with _step("hold", record) as holding:
             write = lease.pipeline.log.prepare
@@ -133,7 +133,7 @@ class WithTheLog(Decider):
         return self._sink.prepare_one_phase(branch_id, committables)
 
     def decide(
-        self, record: TransactionRecord, lease: Lease, *, write_began: float
+        self, record: TransactionRecord, lease: Lease, *, write_began: Moment
     ) -> TransactionRecord:
         # The one transaction commits rows and record or nothing, and only if nobody has written to
         # the log meanwhile. So an abort is safe, whatever is raised.
@@ -225,7 +225,7 @@ def _record_first(
     record: TransactionRecord,
     lease: Lease,
     what: step,
-    write_began: float,
+    write_began: Moment,
 ) -> TransactionRecord:
     """Write the first record of a batch; returns the one that the log holds.
 
@@ -237,7 +237,7 @@ def _record_first(
     def attempt() -> TransactionRecord:
         nonlocal unknown
         if not unknown:  # again before each try: the log may have been unreachable for long
-            now = lease.pipeline.clock()
+            now = lease.pipeline.moment()
             check_safe(record.id, record.committables(), now=now, write_began=write_began)
             lease.check_not_overtaken(record.id)
         try:

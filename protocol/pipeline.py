@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tenacity import (
     RetryCallState,
@@ -32,6 +33,25 @@ ResultT = TypeVar("ResultT")
 
 CommitPolicy: TypeAlias = Literal["immediate", "after_checkpoint"]
 """When a batch is decided: once it is prepared, or once Spark's checkpoint has it too."""
+
+
+class Moment(NamedTuple):
+    """A moment, by the driver's two clocks.
+
+    Attributes:
+        unix_s: Unix time in seconds, which jumps when somebody sets the clock.
+        steady_s: seconds since some earlier moment, which no change of the clock moves.
+    """
+
+    unix_s: float
+    steady_s: float
+
+
+def steady_s() -> float:
+    """Seconds that no change of the clock moves; on Linux, they pass in a suspended machine too."""
+    if sys.platform == "linux":
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 class Batch(Protocol):
@@ -166,6 +186,7 @@ class Pipeline:
         retain: how many batches of history the log keeps.
         patience: how calls are repeated.
         clock: gives Unix time in seconds.
+        steady: see `Moment.steady_s`.
     """
 
     name: str
@@ -178,11 +199,16 @@ class Pipeline:
     retain: int = 10_000
     patience: Patience = field(default_factory=lambda: Patience(600.0))
     clock: Callable[[], float] = time.time
+    steady: Callable[[], float] = steady_s
 
     @property
     def all_sinks(self) -> Mapping[str, AnySink]:
         """The sinks, and those that were removed, by name."""
         return {**self.sinks, **self.removed}
+
+    def moment(self) -> Moment:
+        """Now, by both clocks."""
+        return Moment(self.clock(), self.steady())
 
     def ask_log(self, question: Callable[[], ResultT], what: step) -> ResultT:
         """The log's answer, once it is reachable."""

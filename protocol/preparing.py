@@ -16,7 +16,7 @@ from typing import TypeAlias
 from sparkonce.errors import BatchInterruptedError, FencedError, PrepareRejectedError, ProtocolError
 from sparkonce.model import ATTEMPT_BOUND, DRIVER_ATTEMPT, BranchId, Committable, TransactionId
 from sparkonce.protocol.lease import Lease
-from sparkonce.protocol.pipeline import Batch
+from sparkonce.protocol.pipeline import Batch, Moment
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.protocol.sweeping import sweep
 from sparkonce.sinks.base import AnySink
@@ -27,6 +27,8 @@ from sparkonce.txn_log.record import Share, State, TransactionRecord
 logger = logging.getLogger("sparkonce")
 
 _MOST_WRITES = 6
+_LEAP_S = 60.0
+"""More than what corrections of a clock that is kept right add up to while a batch is written."""
 
 Vote: TypeAlias = Callable[[AnySink, BranchId, Sequence[Committable]], Sequence[Committable]]
 """How a sink is asked to vote: its branch for the batch, and what its tasks have prepared."""
@@ -136,32 +138,52 @@ def check_safe(
     transaction_id: TransactionId,
     committables: Iterable[Committable],
     *,
-    now: float,
-    write_began: float,
+    now: Moment,
+    write_began: Moment,
 ) -> None:
-    """Refuse branches that their servers may have dropped already; times are Unix time in seconds.
+    """Refuse branches that their servers may have dropped already.
+
+    The longer time of the two clocks counts: one may have been set back meanwhile, and where the
+    other is no `CLOCK_BOOTTIME`, it stops while the machine is suspended.
 
     Raises:
         PrepareRejectedError: a branch's `safe_until` has passed.
     """
+    by_clock_s = now.unix_s - write_began.unix_s
+    steady_s = now.steady_s - write_began.steady_s
+    passed_s = max(by_clock_s, steady_s)
     for committable in committables:
-        if committable.safe_until is None or committable.safe_until > now:
+        if committable.safe_until is None:
             continue
-        ahead_s = write_began - committable.safe_until  # a sink goes by the executor's clock
-        why = (
-            "which is before its write began: the clocks of the executor and of the "
-            f"driver are at least {ahead_s:.0f} s apart. Correct them"
-            if ahead_s > 0
-            else f"because writing the batch took {now - write_began:.0f} s by the "
-            "driver's clock. Make the batches smaller, or the server's transaction timeout "
-            "longer; if that is far longer already, the executor's clock is behind the "
-            "driver's: correct them"
+        kept_s = committable.safe_until - write_began.unix_s
+        if kept_s <= passed_s:
+            raise PrepareRejectedError(
+                f"{transaction_id}: the sink {committable.branch_id.sink!r} prepared a branch that "
+                f"its server may have dropped {passed_s - kept_s:.0f} s ago, "
+                f"{_why_dropped(kept_s, by_clock_s, steady_s)}",
+                committable.branch_id,
+            )
+
+
+def _why_dropped(kept_s: float, by_clock_s: float, steady_s: float) -> str:
+    """Why a branch that was kept for `kept_s` after the write began may be gone."""
+    leap_s = by_clock_s - steady_s
+    if abs(leap_s) > _LEAP_S and not 0 <= kept_s <= steady_s:
+        return (
+            f"because the driver's clock jumped {'forward' if leap_s > 0 else 'back'} by "
+            f"{abs(leap_s):.0f} s while the batch was written. Start the query again, which "
+            "writes the batch once more"
         )
-        raise PrepareRejectedError(
-            f"{transaction_id}: the sink {committable.branch_id.sink!r} prepared a branch "
-            f"that its server may have dropped {now - committable.safe_until:.0f} s ago, {why}",
-            committable.branch_id,
+    if kept_s < 0:  # a sink goes by the executor's clock
+        return (
+            "which is before its write began: the clocks of the executor and of the driver are at "
+            f"least {-kept_s:.0f} s apart. Correct them"
         )
+    return (
+        f"because writing the batch took {max(by_clock_s, steady_s):.0f} s by the driver's clock. "
+        "Make the batches smaller, or the server's transaction timeout longer; if that is far "
+        "longer already, the executor's clock is behind the driver's: correct them"
+    )
 
 
 def _check_names(batch_id: int, shares: Mapping[str, Share]) -> None:

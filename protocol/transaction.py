@@ -78,7 +78,7 @@ def deliver(batch: Batch, lease: Lease, decider: Decider) -> None:
         record = find(batch, lease)
         is_replay = record is not None
         if record is None:
-            write_began = lease.pipeline.clock()
+            write_began = lease.pipeline.moment()
             with aborting_on_failure(lease):  # presumed abort: nothing is written
                 prepared = prepare(batch, lease, decider.vote)
             # The point of no return: once the log may have the record, only the log decides.

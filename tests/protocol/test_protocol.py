@@ -1048,6 +1048,70 @@ def test_branch_of_an_executor_whose_clock_is_behind(
     assert ("smaller" in str(rejected.value)) is ("smaller" in message)
 
 
+@pytest.mark.parametrize("policy", ["immediate", "after_checkpoint"])
+def test_clock_that_is_set_back_after_the_write(world: World, policy: CommitPolicy) -> None:
+    """By that clock the branch is still safe, but its server may have dropped it: not decided."""
+    world.commit, unix, steady = policy, [100_000.0], [500.0]
+    world.clock, world.steady = lambda: unix[0], lambda: steady[0]
+
+    class Kept(MemorySink):
+        def preCommit(self, handle: Handle) -> Committable:
+            return Committable(super().preCommit(handle).branch_id, safe_until=unix[0] + 900)
+
+    def set_back() -> None:
+        unix[0] -= 86_400
+        steady[0] += 901
+
+    world.kinds["left"] = Kept
+    point = "decide.before" if policy == "immediate" else "hold.before"
+    driver = world.driver(process := Process())
+    with (
+        at_point(point, set_back) as fault,
+        pytest.raises(PrepareRejectedError, match=r"dropped 1 s ago.*took 901 s.*smaller"),
+    ):
+        driver.deliver(world.batch(process))
+    assert fault.fired
+    assert world.prepared() == [0, 0]
+    world.start(Process())
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("leap_s", "is_before", "words"),
+    [
+        (1_200.0, False, "jumped forward by 1200 s while the batch was written. Start"),
+        (-86_400.0, True, "jumped back by 86400 s while the batch was written. Start"),
+        (-86_400.0, False, None),
+        (1_200.0, True, None),
+        (30.0, False, None),
+    ],
+)
+def test_clock_jumps_while_a_batch_is_written(
+    world: World, leap_s: float, words: str | None, *, is_before: bool
+) -> None:
+    """Refused where it is not known until when a branch is kept: the error names the jump."""
+    unix, steady = [100_000.0], [500.0]
+    world.clock, world.steady = lambda: unix[0], lambda: steady[0]
+
+    class Kept(MemorySink):
+        def preCommit(self, handle: Handle) -> Committable:
+            unix[0] += leap_s if is_before else 0.0
+            done = Committable(super().preCommit(handle).branch_id, safe_until=unix[0] + 900)
+            unix[0] += 0.0 if is_before else leap_s
+            return done
+
+    world.kinds["left"] = Kept
+    world.stores.pop("right")
+    world.spark.batches = [[[1]]]
+    driver = world.driver(process := Process())
+    if words is None:
+        driver.deliver(world.batch(process))
+    else:
+        with pytest.raises(PrepareRejectedError, match=words):
+            driver.deliver(world.batch(process))
+        assert world.prepared() == [0]
+
+
 def test_paused_driver_is_fenced_and_harms_nothing(world: World) -> None:
     """A driver paused before its decision resumes after a newer one began: FencedError (I6)."""
     driver = world.driver(old := Process())

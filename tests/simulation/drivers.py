@@ -300,6 +300,7 @@ class Driver:
             retain=1,
             patience=SimPatience(self.world),
             clock=self._now,
+            steady=lambda: self.world.clock,
         )
 
     def start(self, claim: Claim) -> ProtocolDriver:

@@ -257,6 +257,7 @@ class World:
         self.commit = commit
         self.commit_timeout_s = 0.2
         self.clock: Callable[[], float] = time.time
+        self.steady: Callable[[], float] | None = None  # None: no clock is ever set
         self.stores = {"left": Store(), "right": Store()}
         self.spark = MemorySpark(batches)
         self.sinks: list[Any] = []  # those of the last driver
@@ -323,6 +324,7 @@ class World:
             retain=10,
             patience=Patience(self.commit_timeout_s),
             clock=self.clock,
+            steady=self.steady or self.clock,
         )
 
     def batch(self, process: Process) -> MemoryBatch:
