@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 from pyiceberg.catalog import load_catalog
 
@@ -84,7 +85,10 @@ def main(folder: Path, jars: str) -> None:
         look(spark, TABLE, "maintained while a batch waits")
         sink.commit(waiting)
         look(spark, TABLE, "two batches")
-        sink.commit(prepared(sink, batch(2), 2))
+        yesterday = time.time() - 24 * 3600
+        with patch("time.time", return_value=yesterday):  # Java reads no table whose times go back
+            sink.commit(prepared(sink, batch(2), 2))
+        look(spark, TABLE, "three batches, the last one by a clock that is a day behind")
         call("rewrite_data_files", "options => map('rewrite-all', 'true')")
         call("expire_snapshots", "older_than => now()", "retain_last => 1")
         sink.commit(waiting)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.snapshots import Operation, Summary, update_snapshot_summaries
-from pyiceberg.table.update import AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, SetPropertiesUpdate
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 
 from sparkonce.sinks.iceberg.files import manifest_file
@@ -15,6 +16,17 @@ from sparkonce.sinks.lakehouse.payloads import PreparedBatch
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
+    from pyiceberg.table.update import TableUpdate
+
+
+def ahead_s(table: Table) -> float:
+    """How far the newest time of the table is in the future by this machine's clock, in seconds."""
+    return _newest_ms(table) / 1000 - time.time()
+
+
+def _newest_ms(table: Table) -> int:
+    newest = table.metadata.snapshot_log[-1:]
+    return max([table.metadata.last_updated_ms, *(entry.timestamp_ms for entry in newest)])
 
 
 class Conditional(_FastAppendFiles):
@@ -41,9 +53,22 @@ class Conditional(_FastAppendFiles):
             CommitFailedException: it has another one.
         """
         updates, requirements = self._commit()
+        updates = tuple(map(self._in_order, updates))
         is_same = AssertTableUUID(uuid=self._table.metadata.table_uuid)
         more = (SetPropertiesUpdate(updates=dict(properties)),) if properties else ()
         self._table.catalog.commit_table(self._table, (*requirements, is_same), (*updates, *more))
+
+    def _in_order(self, update: TableUpdate) -> TableUpdate:
+        """Make the snapshot younger than the table, which another clock may have written.
+
+        Iceberg's library for Java, and with it Spark, reads no table whose times go back by more
+        than a minute.
+        """
+        if not isinstance(update, AddSnapshotUpdate):
+            return update
+        at_ms = max(update.snapshot.timestamp_ms, _newest_ms(self._table) + 1)
+        snapshot = update.snapshot.model_copy(update={"timestamp_ms": at_ms})
+        return update.model_copy(update={"snapshot": snapshot})
 
     def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
         parent = self._parent_snapshot_id

@@ -18,11 +18,13 @@ from pyiceberg.types import DoubleType, FloatType
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
 from sparkonce.sinks.arrow_types import in_zone, required
-from sparkonce.sinks.iceberg.appending import Append
+from sparkonce.sinks.iceberg.appending import Append, ahead_s
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION
 from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.lakehouse import missing
 from sparkonce.sinks.lakehouse.columns import MOST_TRIES, lacking
+
+_MOST_AHEAD_S = 60.0
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -41,12 +43,18 @@ def add_columns(tables: Tables, rows: pa.Schema, where: str) -> Table:
     """Add the columns that the table lacks; return it as it is then.
 
     Raises:
-        ConfigurationError: Iceberg has no type for a column.
+        ConfigurationError: Iceberg has no type for a column, or this machine's clock is behind.
     """
     table = tables.load()
     for _ in range(MOST_TRIES):
         if not (new := lacking(rows, (field.name for field in table.schema().fields))):
             break
+        if (ahead := ahead_s(table)) > _MOST_AHEAD_S:
+            raise ConfigurationError(
+                f"{where} cannot get the columns {', '.join(new.names)} now: it was changed "
+                f"{ahead:.0f} s in the future by this machine's clock, and Iceberg's readers in "
+                "Java refuse a table whose times go back: correct the clock, or wait"
+            )
         try:
             with suppress(CommitFailedException), table.update_schema() as update:
                 update.union_by_name(new)
