@@ -164,6 +164,25 @@ def test_token_is_kept_for_most_of_its_life(monkeypatch: pytest.MonkeyPatch) -> 
     assert calls == ["a=b", "a=b"]
 
 
+def test_token_is_renewed_though_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers refuse an expired token, whatever the clock of this machine says."""
+    clock, steady, calls = [100_000.0], [50.0], []
+
+    def counted(_: str | None) -> tuple[str, float]:
+        calls.append(clock[0])
+        return f"token {len(calls)}", clock[0] + 100
+
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: steady[0])
+    provider = TokenProvider(counted, None)
+    assert provider.token() == "token 1"
+    clock[0] -= 86_400
+    steady[0] += 79
+    assert provider.token() == "token 1"
+    steady[0] += 2
+    assert provider.token() == "token 2"
+
+
 def leaking(_: str | None) -> tuple[str, float]:
     raise ValueError("client_secret=hunter2")
 

@@ -74,7 +74,8 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
     if not token.expires_at > now:  # this also refuses NaN
         raise RefusedError(
             f"config['oauth_cb'] returned a token that expired at {token.expires_at:.0f}; it must "
-            "return its expiry in Unix seconds, not the seconds that remain"
+            "return its expiry in Unix seconds, not the seconds that remain. Here it is "
+            f"{now:.0f}: is this machine's clock right?"
         )
     if token.expires_at > _MOST_S:
         raise RefusedError(
@@ -109,13 +110,15 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # kafka-python
         self._callback = callback
         self._argument = argument
         self._token: Token | None = None
-        self._renew_at = 0.0
+        self._renew_at = self._renew_at_steady = 0.0
 
     def token(self) -> str:
-        now = time.time()
-        if self._token is None or now >= self._renew_at:
+        now, steady = time.time(), time.monotonic()
+        # Both clocks count: one may be set back, the other stops while the machine is suspended.
+        if self._token is None or now >= self._renew_at or steady >= self._renew_at_steady:
             self._token = fetch(self._callback, self._argument)
-            self._renew_at = now + (self._token.expires_at - now) * RENEWED_AFTER
+            kept_s = (self._token.expires_at - now) * RENEWED_AFTER
+            self._renew_at, self._renew_at_steady = now + kept_s, steady + kept_s
         return self._token.text
 
     def extensions(self) -> Mapping[str, str]:
