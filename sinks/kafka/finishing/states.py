@@ -90,17 +90,26 @@ def story(branch: KafkaBranch, state: TransactionState | None) -> str:
     )
     if is_behind(branch, state):
         return f"the brokers report {now}"
-    age_s = time.time() - branch.began_at
     if state.producer_id != branch.producer_id or state.state in {"Empty", "Ongoing"}:
         return f"another producer has taken its transactional id ({now})"
     if state.state in ABORTED or state.state == _FENCED:
-        if age_s > branch.timeout_ms / 1000:
-            return (
-                f"it timed out: the broker aborts it after {branch.timeout_ms / 1000:g} s, and it "
-                f"began {age_s:.0f} s ago ({now})"
-            )
-        return f"another process aborted it ({now})"
+        return f"{_who_aborted(branch)} ({now})"
     return f"the brokers report {now}"
+
+
+def _who_aborted(branch: KafkaBranch) -> str:
+    age_s, timeout_s = time.time() - branch.began_at, branch.timeout_ms / 1000
+    if age_s < 0:
+        return (
+            "it timed out, or another process aborted it; which one is not known, since it began "
+            f"{-age_s:.0f} s in the future by the driver's clock"
+        )
+    if age_s > timeout_s:
+        return (
+            f"it timed out: the broker aborts it after {timeout_s:g} s, and it began {age_s:.0f} s "
+            "ago"
+        )
+    return "another process aborted it"
 
 
 def torn_story(torn: Partitions) -> str:

@@ -13,7 +13,8 @@ from sparkonce.sinks.kafka.connecting.refused import (
 )
 
 _TOO_FAR: Final = (
-    "further away than its message.timestamp.before.max.ms or message.timestamp.after.max.ms"
+    "further away than its message.timestamp.before.max.ms or message.timestamp.after.max.ms. A "
+    "row without a timestamp has the time of the executor's clock: is it right?"
 )
 _ADVICE: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE: (

@@ -17,7 +17,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from sparkonce.clients.s3 import code_of, said, status_of
+from sparkonce.clients.s3 import RIGHT_CLOCK, SKEWED, code_of, said, status_of
 
 S3_ERRORS = (BotoCoreError, ClientError, ResponseParserError)
 """Every error that a call of a client raises."""
@@ -31,7 +31,7 @@ _THROTTLED = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingE
 _ADVICE = {
     "ExpiredToken": "the credentials have expired: renew them where boto3's chain finds them, and "
     "the next try reads them; keys in S3Connection do not change",
-    "RequestTimeTooSkewed": "correct the clock of this machine or of the server",
+    SKEWED: RIGHT_CLOCK,
 }
 
 _RIGHTS = {

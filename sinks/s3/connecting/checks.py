@@ -21,7 +21,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from sparkonce.clients.s3 import code_of, status_of
+from sparkonce.clients.s3 import SKEWED, code_of, status_of
 from sparkonce.errors import ConfigurationError, SinkUnavailableError, SparkOnceError
 from sparkonce.sinks.s3.connecting.answers import S3_ERRORS, describe, is_transient
 from sparkonce.sinks.s3.connecting.client import Clients, Purpose
@@ -194,6 +194,8 @@ def _fix_of_refusal(code: str, status: int, where: str, place: Place) -> str:
             f"{where} refuses the credentials: correct aws_access_key_id= and "
             "aws_secret_access_key=, or the source in boto3's chain"
         )
+    if code == SKEWED:
+        return f"{where} refuses requests of this clock"
     if status in _FORBIDDEN:
         return (
             f"{where} refuses access to {place}: grant s3:ListBucketMultipartUploads, "

@@ -18,6 +18,11 @@ from sparkonce.errors import ConfigurationError
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+SKEWED: Final = "RequestTimeTooSkewed"
+"""The code for a request whose time differs from the server's by more than a quarter of an hour."""
+
+RIGHT_CLOCK: Final = "correct the clock of this machine or of the server"
+
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """The variables that boto3 reads; the first takes precedence."""
 

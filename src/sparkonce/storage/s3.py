@@ -32,6 +32,8 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from sparkonce.clients.s3 import (
+    RIGHT_CLOCK,
+    SKEWED,
     code_of,
     endpoint_setting,
     has_delete_marker,
@@ -316,6 +318,8 @@ class S3Folder:
         if status_of(error) is None and self._client is not None:
             setting = endpoint_setting(self._client.meta.endpoint_url, self._server.endpoint_url)
             advice = f"check the server at {self.endpoint_url}, which {setting} names"
+        elif code_of(error) == SKEWED:
+            advice = RIGHT_CLOCK
         return LogUnavailableError(
             f"{self.address} cannot be used now ({said(error)}), nothing was written; {advice}"
         )
