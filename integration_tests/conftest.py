@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from integration_tests.support.clock import ShiftedClock, compile_library, missing
 from sparkonce.testing.quick_spark import local_checkpoints
 
 if TYPE_CHECKING:
@@ -56,3 +58,19 @@ def remote_checkpoints(set_conf: Callable[[str, str | None], None]) -> None:
     """Spark writes checkpoints as it does by default, for one test."""
     for name in local_checkpoints():
         set_conf(name, None)
+
+
+@pytest.fixture(scope="session")
+def clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that gives a process a clock of its own."""
+    if reason := missing():
+        pytest.skip(reason)
+    return compile_library(tmp_path_factory.mktemp("clock"))
+
+
+@pytest.fixture
+def fresh_clock(
+    clock_library: Path, tmp_path: Path, fresh_name: Callable[[], str]
+) -> Callable[[], ShiftedClock]:
+    """A function that returns a clock for processes of the test."""
+    return lambda: ShiftedClock(clock_library, tmp_path / f"clock-{fresh_name()}")
