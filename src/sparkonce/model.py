@@ -39,10 +39,11 @@ def attempt_of_small_batch(batch_id: int) -> int:
     return DRIVER_ATTEMPT + 1 + batch_id % _SMALL_BATCHES
 
 
+_NUMBER = "(?:0|[1-9][0-9]{0,18})"
 _NAME = re.compile(
     r"sparkonce\.(?P<log_id>[0-9a-f]{16})\.(?P<query_id>[0-9a-f-]{1,40})"
-    r"\.t(?P<token>\d+)\.(?P<sink>[A-Za-z0-9_-]{1,32})\.p(?P<write_pass>\d+)\.a(?P<attempt>\d+)\."
-    r"(?:b(?P<batch_id>\d+)\.)?"
+    rf"\.t(?P<token>{_NUMBER})\.(?P<sink>[A-Za-z0-9_-]{{1,32}})"
+    rf"\.p(?P<write_pass>{_NUMBER})\.a(?P<attempt>{_NUMBER})\.(?:b(?P<batch_id>{_NUMBER})\.)?"
 )
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,32}")
 

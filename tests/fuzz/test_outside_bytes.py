@@ -118,6 +118,14 @@ def test_name_of_a_branch(text: str) -> None:
     assert found is None or text in {str(found), found.name}
 
 
+@pytest.mark.parametrize("number", ["07", "٣", "+7", "1" * 5000])
+@pytest.mark.parametrize("part", ["t3", "p0", "a1", "b7"])
+def test_number_in_a_name_has_one_spelling(part: str, number: str) -> None:
+    name = str(BRANCH)
+    assert BranchId.from_name(name) == BRANCH
+    assert BranchId.from_name(name.replace(f".{part}.", f".{part[0]}{number}.")) is None
+
+
 OFFSETS = (
     'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"logOffset":3}\n{"orders":{"0":120}}\n17',
     'v2\n{"batchWatermarkMs":0}\norders:{"logOffset":3}\n',
