@@ -89,8 +89,17 @@ def test_target_that_has_rows_is_refused(
     torture: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     with (tmp_path / "staging.py").open("a") as module:
-        module.write('\nreaders = {"file": lambda: [{"id": 3}]}\n')
+        module.write('\nreaders["file"] = lambda: [{"id": 3}]\n')
     assert "readers of file get 1 row already" in torture("staging:pipeline", check=ERROR).stderr
+
+
+def test_sink_without_a_reader_is_refused(
+    torture: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    with (tmp_path / "staging.py").open("a") as module:
+        module.write('\nreaders = {"files": files, "sqlite": sqlite}\n')
+    said = "readers are of files, sqlite, and the pipeline's sinks are file, sqlite"
+    assert said in torture("staging:pipeline", check=ERROR).stderr
 
 
 def test_command_that_fails_ends_it_with_a_report(

@@ -182,6 +182,12 @@ class Torture:
     def _check_new(self) -> None:
         if isinstance(self.writer, ExactlyOnce):
             records.check_new(self.writer)
+            names = {sink.name for sink in self.writer.sinks}
+            if names != set(self.readers):
+                raise ConfigurationError(
+                    f"readers are of {', '.join(self.readers)}, and the pipeline's sinks are "
+                    f"{', '.join(sorted(names))}: give each sink a reader, by its name"
+                )
         for sink, read in self.readers.items():
             if count := len(list(read())):
                 raise ConfigurationError(
