@@ -55,7 +55,8 @@ def write_kafka(rows: pa.Table, server: str, topic: str, start: Barrier) -> None
     for first in range(0, len(messages), _CHUNK):
         producer.produce_batch(topic, messages[first : first + _CHUNK])
         producer.poll(0)
-    producer.flush(120)
+    if left := producer.flush(600):
+        sys.exit(f"{left} messages were not delivered")
 
 
 def write_postgres(rows: pa.Table, dsn: str, table: str, start: Barrier) -> None:
@@ -92,7 +93,7 @@ def write_s3(rows: pa.Table, settings: Mapping[str, str], key: str, start: Barri
 def bare(write: Callable[..., None], rows: int) -> float:
     """Rows a second of `PROCESSES` processes that begin together."""
     context = multiprocessing.get_context("spawn")
-    start = context.Barrier(PROCESSES + 1)
+    start = context.Barrier(PROCESSES + 1, timeout=600)
     share = rows // PROCESSES
     processes = [
         context.Process(target=_run, args=(write, n * share, share, start))

@@ -13,17 +13,15 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, Self
-
-import psutil
 
 from sparkonce.model import Committable, Owner
 from sparkonce.protocol.pipeline import CommitPolicy
@@ -156,15 +154,9 @@ class Driver:
             return self.process.log.read_text(errors="replace")
         return ""
 
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        """SIGSTOP Python, JVM and workers; SIGCONT them at the end of the block."""
-        tree = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
-        for process in tree:
-            process.send_signal(signal.SIGSTOP)
-        yield
-        for process in tree:
-            process.send_signal(signal.SIGCONT)
+    def frozen(self) -> AbstractContextManager[None]:
+        """See `DriverProcess.frozen`."""
+        return self.process.frozen()
 
 
 @dataclass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from integration_tests.support import torture_job
 from sparkonce.testing.proxy import Proxy
 from sparkonce.testing.services import Services
 from sparkonce.testing.services.server import Server
-from sparkonce.testing.torture.driver import Order
 from sparkonce.testing.torture.faults import Fault, Network, Stage
+from sparkonce.testing.torture.query import Order
 from sparkonce.testing.torture.running import Outcome, Torture
 
 JOB = "integration_tests.support.torture_job"
@@ -43,7 +44,7 @@ class Restart(Fault):
 @pytest.fixture
 def tortured(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Outcome]:
+) -> Iterator[Callable[..., Outcome]]:
     """A function that tortures the job for some seconds, or until the first anomaly."""
 
     def torture(
@@ -64,12 +65,13 @@ def tortured(
             job=f"{JOB}:{writer}", cwd=str(Path.cwd()), checkpoint=str(tmp_path / "checkpoint")
         )
         readers = torture_job.readers()
+        stack.callback(readers["kafka"].close)  # type: ignore[attr-defined]
+        found: Any = torture_job.naive
         if writer == "naive":
-            found: Any = torture_job.naive
             readers = {"kafka": readers["kafka"]}
             order = replace(order, conf=torture_job.kafka_of_spark())
         else:
-            found = torture_job.pipeline()
+            found = stack.enter_context(torture_job.pipeline())
         return Torture(
             found,
             order,
@@ -80,7 +82,8 @@ def tortured(
             unfinished=torture_job.unfinished() if writer != "naive" else {},
         ).run(most_s)
 
-    return torture
+    with ExitStack() as stack:
+        yield torture
 
 
 def port_of(address: str) -> int:

@@ -9,6 +9,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from sparkonce.sinks import DeltaSink, KafkaSink, PostgresSink, S3Connection, S3
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing import checks
 from sparkonce.testing.services import Services, spark_kafka_jars
+from sparkonce.txn_log import open_log
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -229,6 +231,9 @@ class KafkaRows:
             self._rows.append({**row, "lane": f"partition {message.partition}"})
         return self._rows
 
+    def close(self) -> None:
+        self._reader.close()
+
 
 class S3Rows:
     """The rows of all Parquet files; each file is read once."""
@@ -272,7 +277,8 @@ def readers() -> dict[str, Callable[[], Iterable[Mapping[str, Any]]]]:
 
 def unfinished() -> dict[str, Callable[[], list[Any]]]:
     settings = Settings.read()
-    ours = f"sparkonce.{pipeline().log.log_id}."
+    with closing(open_log(settings.log)) as log:
+        ours = f"sparkonce.{log.log_id}."
     return {
         "kafka": lambda: checks.kafka_leaks(settings.kafka, ours),
         "postgres": lambda: [x for x in checks.postgres_leaks(settings.postgres) if ours in str(x)],

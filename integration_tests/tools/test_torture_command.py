@@ -69,7 +69,6 @@ def test_function_of_the_guide_doubles_rows(
     ("arguments", "said"),
     [
         (["--proxy", "15432"], "expected PORT:HOST:PORT, such as 15432:db.test:5432"),
-        (["--fault", "docker restart"], "expected NAME=COMMAND"),
         (["--readers", "staging.files"], "torture needs `readers`, a dictionary"),
         (["--readers", "nowhere"], "there is no module 'nowhere'"),
         (["--fault", "docker"], "expected NAME=COMMAND, such as 'broker=docker restart broker'"),
@@ -110,7 +109,6 @@ def test_command_that_fails_ends_it_with_a_report(
         *("staging:pipeline", "--seed", "2", "--fault", "server=echo no such server >&2; exit 7"),
         check=ERROR,
     ).stderr
-    assert "--fault server: " in said
-    assert "no such server" in said
+    assert "--fault server ended with 7: no such server" in said
     assert "Traceback" not in said
     assert "not finished" in (tmp_path / "out/report.html").read_text()

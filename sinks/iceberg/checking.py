@@ -24,12 +24,12 @@ from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.lakehouse import missing
 from sparkonce.sinks.lakehouse.columns import MOST_TRIES, lacking
 
-_MOST_AHEAD_S = 60.0
-
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from sparkonce.sinks.iceberg.tables import Tables
+
+_MOST_AHEAD_S = 60.0
 
 
 def create(tables: Tables, schema: pa.Schema) -> Table:

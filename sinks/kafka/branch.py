@@ -50,18 +50,19 @@ class KafkaBranch:
     proof_kept_s: float | None = None
 
     def committable(self, branch_id: BranchId) -> Committable:
-        """The durable form, safe until shortly before the broker may abort the transaction.
-
-        The margin also covers a small difference between the clocks of executor and driver.
-        """
-        timeout_s = self.timeout_ms / 1000
+        """The durable form, safe until shortly before the broker may abort the transaction."""
         return Committable(
             branch_id=branch_id,
             payload=asdict(self),
             version=PAYLOAD_VERSION,
-            safe_until=self.began_at + timeout_s - min(MAX_MARGIN_S, timeout_s / 10),
+            safe_until=self.began_at + self.timeout_ms / 1000 - self.margin_s,
             text=self.text,
         )
+
+    @property
+    def margin_s(self) -> float:
+        """By how much the executor's clock may be ahead of the driver's, in seconds."""
+        return min(MAX_MARGIN_S, self.timeout_ms / 1000 / 10)
 
     @property
     def text(self) -> str:

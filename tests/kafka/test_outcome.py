@@ -882,11 +882,16 @@ def sink_of(finisher: PaperFinisher, patience_s: float = 0.0) -> KafkaSink:
     return sink
 
 
-@pytest.mark.parametrize("ahead_s", [30.0, 1200.0])
-def test_task_whose_clock_is_ahead(ahead_s: float) -> None:
+@pytest.mark.parametrize(
+    ("ahead_s", "timeout_s", "is_refused"),
+    [(30.0, 900, False), (1200.0, 900, True), (30.0, 100, True), (8.0, 100, False)],
+)
+def test_task_whose_clock_is_ahead(ahead_s: float, timeout_s: int, is_refused: bool) -> None:
     """It is unknown when the brokers abort its transaction: not decided, so nothing is lost."""
-    sink, branches = sink_of(PaperFinisher()), [committable(10.0), committable(-ahead_s)]
-    if ahead_s < 60:
+    times = 10.0, -ahead_s
+    sink = sink_of(PaperFinisher())
+    branches = [committable(age_s, timeout_ms=1000 * timeout_s) for age_s in times]
+    if not is_refused:
         assert sink.vote(BRANCH, branches) == branches
         return
     with pytest.raises(PrepareRejectedError, match="clocks of executors and driver"):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.jobs import load_writer
+from sparkonce.testing.torture import running
 from sparkonce.testing.torture.checking import Anomaly, Checker, payload
+from sparkonce.testing.torture.query import Order
 from sparkonce.testing.torture.report import write_report
-from sparkonce.testing.torture.running import Event, Outcome
+from sparkonce.testing.torture.running import Event, Outcome, Torture
 
 SIZE = 10
 
@@ -97,6 +102,50 @@ def test_report_of_a_clean_run_says_so(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "clean" in page
     assert "What is wrong" not in page
+
+
+def torture_of(folder: Path, reads: Sequence[Sequence[dict[str, Any]]]) -> Torture:
+    """Whose reader gets these rows, one after the other, and the last ones from then on."""
+    left = list(reads)
+    return Torture(
+        lambda df, batch_id: None,
+        Order(job="jobs:naive", cwd="/", checkpoint="/", batch_rows=SIZE),
+        {"sink": lambda: left.pop(0) if len(left) > 1 else left[0]},
+        folder,
+        progress=lambda line: None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reads", "expected"),
+    [
+        ([rows_of(0), rows_of(0, 1)], []),
+        ([rows_of(0), rows_of(0, 1) + rows_of(1)], ["doubled"]),
+        ([rows_of(0, 0), rows_of(0, 1)], ["lost", "doubled"]),
+        ([rows_of(0)], ["lost"]),
+    ],
+)
+def test_row_that_is_late_is_not_lost_and_one_too_many_is_seen_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reads: Sequence[Sequence[dict[str, Any]]],
+    expected: Sequence[str],
+) -> None:
+    monkeypatch.setattr(running, "_SETTLE_S", 0.5)
+    drivers: Any = SimpleNamespace(progress=SimpleNamespace(complete=2, planned=3))
+    found = torture_of(tmp_path, reads)._look(drivers)
+    assert [anomaly.kind for anomaly in found] == expected
+
+
+def test_batch_is_late_by_one_after_the_checkpoint(tmp_path: Path) -> None:
+    """It is committed once Spark has it, perhaps only by the next driver."""
+    (tmp_path / "lake").mkdir()
+    sink, log = FileSink(tmp_path / "lake"), f"sqlite:///{tmp_path}/log.db"
+    one = torture_of(tmp_path, [rows_of(0)])
+    drivers: Any = SimpleNamespace(progress=SimpleNamespace(complete=2, planned=3))
+    with ExactlyOnce("orders", sinks=[sink], log=log, commit="after_checkpoint") as pipeline:
+        one.writer = pipeline
+        assert one._look(drivers) == []
 
 
 JOBS = """

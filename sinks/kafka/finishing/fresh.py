@@ -13,7 +13,7 @@ from typing import Final
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
-from sparkonce.sinks.kafka.branch import MAX_MARGIN_S, TIMEOUT, KafkaBranch
+from sparkonce.sinks.kafka.branch import TIMEOUT, KafkaBranch
 
 logger = logging.getLogger("sparkonce")
 
@@ -33,11 +33,11 @@ def check_clocks(branches: Iterable[KafkaBranch], where: str, branch_id: BranchI
     if not by_age:
         return
     oldest, newest = by_age[0], by_age[-1]
-    if (ahead_s := newest.began_at - time.time()) > MAX_MARGIN_S:
+    if (ahead_s := newest.began_at - time.time()) > newest.margin_s:
         raise PrepareRejectedError(
             f"{where}: the transaction {newest.transactional_id} begins {ahead_s:.0f} s in the "
             "future by the driver's clock: the clocks of executors and driver differ. Keep them "
-            "within a minute of each other (NTP)",
+            f"within {newest.margin_s:.0f} s of each other (NTP)",
             branch_id,
         )
     took_s, timeout_s = time.time() - oldest.began_at, oldest.timeout_ms / 1000

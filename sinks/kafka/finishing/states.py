@@ -93,11 +93,11 @@ def story(branch: KafkaBranch, state: TransactionState | None) -> str:
     if state.producer_id != branch.producer_id or state.state in {"Empty", "Ongoing"}:
         return f"another producer has taken its transactional id ({now})"
     if state.state in ABORTED or state.state == _FENCED:
-        return f"{_who_aborted(branch)} ({now})"
+        return f"{_why_ended(branch)} ({now})"
     return f"the brokers report {now}"
 
 
-def _who_aborted(branch: KafkaBranch) -> str:
+def _why_ended(branch: KafkaBranch) -> str:
     age_s, timeout_s = time.time() - branch.began_at, branch.timeout_ms / 1000
     if age_s < 0:
         return (

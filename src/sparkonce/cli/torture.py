@@ -34,13 +34,19 @@ FOUND = 3
     show_default=True,
     help="What the pipeline gets, selected from these columns.",
 )
-@click.option("--batch-rows", default=20, show_default=True, help="Rows of a batch.")
+@click.option(
+    "--batch-rows",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Rows of a batch.",
+)
 @click.option(
     "--proxy",
     "proxies",
     metavar="PORT:HOST:PORT",
     multiple=True,
-    help="Listen on the first PORT of localhost, and spoil the network behind it.",
+    help="Listen on the first PORT of localhost, and disturb the network behind it.",
 )
 @click.option(
     "--fault",
@@ -76,7 +82,7 @@ def torture(
     get. It ends at the first anomaly, with exit code 3 and a report.
     """
     _check_installed()
-    from sparkonce.testing.torture.driver import Order  # noqa: PLC0415 - an extra
+    from sparkonce.testing.torture.query import Order  # noqa: PLC0415 - an extra
     from sparkonce.testing.torture.report import write_report  # noqa: PLC0415
     from sparkonce.testing.torture.running import Torture  # noqa: PLC0415
 
@@ -89,7 +95,7 @@ def torture(
         faults = list(_faults(stack, proxies, commands))
         one = Torture(
             load_writer(job),
-            Order(**order, conf=read_settings(conf_file) or {} if conf_file else {}),
+            Order(**order, conf=_settings(conf_file)),
             _of_module(job, readers, "readers"),
             folder,
             seed=seed,
@@ -103,6 +109,10 @@ def torture(
     if outcome.failure is not None:
         raise outcome.failure
     return FOUND if outcome.anomalies else 0
+
+
+def _settings(conf_file: Path | None) -> dict[str, str]:
+    return {} if conf_file is None else read_settings(conf_file) or {}
 
 
 def _check_installed() -> None:

@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import psutil
 
 from sparkonce.failpoints import ENVIRONMENT_VARIABLE
 from sparkonce.steps import POINTS
@@ -112,15 +116,18 @@ class Failpoints:
 
     def hits(self, *arms: Arm) -> list[Hit]:
         """The hits so far of these arms; without arguments, of all."""
-        found = [
-            Hit(**json.loads(path.read_text()))
-            for path in sorted((self.folder / "hits").glob("*.json"))
-        ]
-        names = {arm.name for arm in arms}
-        return [hit for hit in found if not arms or hit.arm in names]
+        patterns = [f"{arm.name}-*.json" for arm in arms] or ["*.json"]
+        paths = [path for each in patterns for path in (self.folder / "hits").glob(each)]
+        return [Hit(**json.loads(path.read_text())) for path in sorted(paths)]
 
     def _path(self, arm: Arm) -> Path:
         return self.folder / "armed" / f"{arm.name}.json"
+
+
+def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 class DriverProcess:
@@ -185,6 +192,17 @@ class DriverProcess:
     def kill(self) -> None:
         """SIGKILL the program and all its descendants: Python, JVM and workers."""
         self._guard.end()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP the program and all its descendants; SIGCONT them at the end of the block."""
+        program = psutil.Process(self.pid)
+        tree = [program, *program.children(recursive=True)]
+        try:
+            _send(tree, signal.SIGSTOP)
+            yield
+        finally:
+            _send(tree, signal.SIGCONT)
 
     def wait(self, *, timeout_s: float = 300.0) -> int:
         """Wait until the program ends by itself; return its exit code.

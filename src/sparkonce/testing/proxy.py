@@ -23,6 +23,7 @@ from typing import Literal, Self, TypeAlias
 _CHUNK = 1 << 16
 _QUIET_S = 0.02
 _MOST_QUIET_S = 1.0
+_CONNECT_S = 10.0
 
 FaultKind: TypeAlias = Literal["request lost", "answer lost", "request late", "answer late"]
 """What happens to one request. When one is lost, all connections end, as if a network were cut; new
@@ -188,7 +189,9 @@ class Proxy:
             try:
                 if self._is_away:
                     raise ConnectionRefusedError
-                connection = _Connection(client, socket.create_connection(self._upstream))
+                server = socket.create_connection(self._upstream, timeout=_CONNECT_S)
+                server.settimeout(None)
+                connection = _Connection(client, server)
             except OSError:
                 client.close()
                 continue

@@ -50,12 +50,6 @@ class Checker:
     _runs: dict[int, dict[str, set[int]]] = field(default_factory=dict)
     _seen: dict[str, set[int]] = field(default_factory=dict)
 
-    def missing(self, rows: Mapping[str, Sequence[Row]], complete: int) -> dict[str, int]:
-        """By sink, how many rows of the first `complete` batches are not there."""
-        wanted = range(complete * self.batch_rows)
-        found = {sink: {row["id"] for row in got} for sink, got in rows.items()}
-        return {sink: lost for sink, ids in found.items() if (lost := len(set(wanted) - ids))}
-
     def look(
         self, rows: Mapping[str, Sequence[Row]], *, complete: int, planned: int
     ) -> Iterator[Anomaly]:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import psutil
-
-from sparkonce.testing.crash import POLL_S, Arm, DriverProcess, Failpoints, Hit
+from sparkonce.testing.crash import Arm, DriverProcess, Failpoints, Hit
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.testing.services.process import import_path, log_tail
-from sparkonce.testing.torture.driver import Order
+from sparkonce.testing.torture.query import Order
 
-_RUN: Final = "sparkonce.testing.torture.driver"
+_PROGRAM: Final = "sparkonce.testing.torture.query"
+_POLL_S: Final = 0.05
 
 
 class NotReachedError(Exception):
-    """A driver runs, and does not reach a state."""
+    """The query does not reach a state, although no fault is left."""
 
 
 class Progress:
@@ -64,7 +62,7 @@ class Driver:
         self.run = 0
         self._log_start = 0
         self._process = DriverProcess(
-            [sys.executable, "-P", "-m", _RUN, str(self._path)],
+            [sys.executable, "-P", "-m", _PROGRAM, str(self._path)],
             self.failpoints,
             log=folder / "driver.log",
             env={**import_path(), "PYSPARK_SUBMIT_ARGS": submit_args()},
@@ -85,8 +83,8 @@ class Driver:
         return self._process.status()
 
     @property
-    def pid(self) -> int:
-        return self._process.pid or 0
+    def pid(self) -> int | None:
+        return self._process.pid
 
     def last_lines(self) -> str:
         """The last error of `sparkonce` in this driver's log; if there is none, its last lines."""
@@ -105,18 +103,16 @@ class Driver:
         self._process.kill()
         self.failpoints.disarm()
 
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        """SIGSTOP Python, JVM and workers; SIGCONT them at the end of the block."""
-        tree = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
-        for process in tree:
-            process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for process in tree:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGCONT)
+    def frozen(self) -> AbstractContextManager[None]:
+        """See `DriverProcess.frozen`."""
+        return self._process.frozen()
+
+    def ends(self, timeout_s: float) -> bool:
+        """Wait until it ends by itself; False if it does not."""
+        deadline = time.monotonic() + timeout_s
+        while self.is_running and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return not self.is_running
 
     def close(self) -> None:
         self._process.close()
@@ -128,7 +124,7 @@ class Drivers:
     Attributes:
         now: the one that works.
         progress: of the query.
-        patience_s: seconds for a state to be reached.
+        patience_s: seconds for a batch.
     """
 
     def __init__(self, folder: Path, order: Order, patience_s: float) -> None:
@@ -158,18 +154,21 @@ class Drivers:
         """Wait until a state is reached; False if the driver ended first.
 
         Raises:
-            NotReachedError: neither, in `patience_s`.
+            NotReachedError: neither, and no batch was completed for `patience_s`.
         """
-        deadline = time.monotonic() + self.patience_s
+        complete, deadline = self.progress.complete, time.monotonic() + self.patience_s
         while not reached():
             if not self.now.is_running:
                 return reached()
+            if self.progress.complete > complete:
+                complete = self.progress.complete
+                deadline = time.monotonic() + self.patience_s
             if time.monotonic() > deadline:
                 raise NotReachedError(
                     f"driver {self.now.run} runs, and completes no batch in "
                     f"{self.patience_s:.0f} s: {self.now.last_lines()}"
                 )
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         return True
 
     def close(self) -> None:

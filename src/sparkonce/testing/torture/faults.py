@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.testing.crash import Arm
+from sparkonce.testing.crash import Arm, Hit
 from sparkonce.testing.kills import Kill
 from sparkonce.testing.proxy import FaultKind, Proxy
 from sparkonce.testing.torture.drivers import Driver, Drivers, NotReachedError
@@ -27,10 +28,6 @@ _TRIES: Final = 3
 _COMMAND_S: Final = 600.0
 
 
-class StuckError(Exception):
-    """The query completes no batch, although no fault is left."""
-
-
 @dataclass
 class Stage:
     """What the faults act on.
@@ -38,13 +35,13 @@ class Stage:
     Attributes:
         drivers: of the query.
         random: by which they choose.
-        tell: gets the kind of each event, and a sentence.
+        note: gets the kind of each event, and a sentence.
         sinks: the names of the pipeline's sinks.
     """
 
     drivers: Drivers
     random: random.Random
-    tell: Callable[[str, str], None]
+    note: Callable[[str, str], None]
     sinks: Sequence[str]
 
     def start(self) -> None:
@@ -52,27 +49,38 @@ class Stage:
         driver = self.drivers.now
         if not driver.is_running:
             driver.start()
-            self.tell("start", f"driver {driver.run}")
+            self.note("start", f"driver {driver.run}")
 
     def calm(self, batches: int = 1) -> None:
         """Let the query complete some batches without a fault.
 
         Raises:
-            StuckError: it does not.
+            NotReachedError: it does not.
         """
         for _ in range(_TRIES):
             self.start()
             if self.drivers.advance(batches):
                 return
             self.ended(self.drivers.now)
-        raise StuckError(
+        raise NotReachedError(
             f"{_TRIES} drivers ended by themselves, the last one with: "
             f"{self.drivers.now.last_lines()}"
         )
 
     def ended(self, driver: Driver) -> None:
-        self.tell("end", f"driver {driver.run} ended with {driver.status}: {driver.last_lines()}")
+        self.note("end", f"driver {driver.run} ended with {driver.status}: {driver.last_lines()}")
         driver.kill()
+
+    def paused(self, arm: Arm, what: object) -> Hit | None:
+        """Wait until a process is paused at the point; None if the driver does not get there."""
+        driver = self.drivers.now
+        hit = self.drivers.meet(arm, _MOST_BATCHES)
+        if hit is None and driver.is_running:
+            driver.kill()
+            self.note("kill", f"driver {driver.run}; it did not reach {what}")
+        elif hit is None:
+            self.ended(driver)
+        return hit
 
     def recovers(self) -> None:
         """Let the query complete two batches after a fault; a driver may fail once by it."""
@@ -81,7 +89,7 @@ class Stage:
                 return
             self.ended(self.drivers.now)
         except NotReachedError as error:
-            self.tell("end", f"{error}; it is killed")
+            self.note("end", f"{error}; it is killed")
             self.drivers.now.kill()
         self.calm()
 
@@ -107,17 +115,13 @@ class KillAtPoint(Fault):
         driver = stage.drivers.now
         if is_of_a_start and driver.is_running:
             driver.kill()
-            stage.tell("kill", f"driver {driver.run}, to see the next one start")
+            stage.note("kill", f"driver {driver.run}, to see the next one start")
         arm = _arm(driver, kill)
         stage.start()
-        hit = stage.drivers.meet(arm, _MOST_BATCHES)
-        if hit is None and not driver.is_running:
-            stage.ended(driver)
-            return
-        batch = "" if hit is None or "batch" not in hit.where else f", batch {hit.where['batch']}"
-        driver.kill()
-        missed = "" if hit else ", which was not reached"
-        stage.tell("kill", f"driver {driver.run} at {kill}{batch}{missed}")
+        if (hit := stage.paused(arm, kill)) is not None:
+            batch = f", batch {hit.where['batch']}" if "batch" in hit.where else ""
+            driver.kill()
+            stage.note("kill", f"driver {driver.run} at {kill}{batch}")
 
 
 class KillAtAnyTime(Fault):
@@ -128,7 +132,7 @@ class KillAtAnyTime(Fault):
         time.sleep(stage.random.uniform(0, 1.5))
         driver = stage.drivers.now
         driver.kill()
-        stage.tell(
+        stage.note(
             "kill", f"driver {driver.run} at any time, batch {stage.drivers.progress.complete}"
         )
 
@@ -144,23 +148,22 @@ class Freeze(Fault):
         drivers, kill = stage.drivers, stage.random.choice(self._points)
         first = drivers.now
         arm = _arm(first, kill)
-        if drivers.meet(arm, _MOST_BATCHES) is None:
-            first.kill()
-            stage.tell("kill", f"driver {first.run}: {kill} was not reached")
+        if stage.paused(arm, kill) is None:
             return
         with first.frozen():
-            stage.tell("freeze", f"driver {first.run} at {kill}")
+            stage.note("freeze", f"driver {first.run} at {kill}")
             drivers.swap()
             stage.start()
             goal, deadline = drivers.progress.complete + 2, time.monotonic() + _FREEZE_S
             drivers.wait(lambda: drivers.progress.complete >= goal or time.monotonic() > deadline)
+            if not drivers.now.is_running:
+                stage.ended(drivers.now)
+                stage.start()
         first.failpoints.disarm()
-        stage.tell("thaw", f"driver {first.run}, next to driver {drivers.now.run}")
-        if drivers.wait(lambda: not first.is_running):
-            stage.ended(first)
-        else:
-            first.kill()
-            stage.ended(drivers.now)
+        stage.note("thaw", f"driver {first.run}, next to driver {drivers.now.run}")
+        if not first.ends(drivers.patience_s):
+            stage.note("end", f"driver {first.run} did not end; it is killed")
+        stage.ended(first)
 
 
 class KillWorker(Fault):
@@ -172,14 +175,16 @@ class KillWorker(Fault):
         point = stage.random.choice(_ON_EXECUTORS)
         sink = stage.random.choice(stage.sinks)
         arm = driver.failpoints.arm(point, sink=sink)
-        hit = stage.drivers.meet(arm, _MOST_BATCHES)
-        if hit is None or hit.pid == driver.pid:
+        hit = stage.paused(arm, f"{point} of {sink}")
+        if hit is None:
+            return
+        if hit.pid == driver.pid:
             driver.kill()
-            stage.tell("kill", f"driver {driver.run}, which writes itself, at {point} of {sink}")
+            stage.note("kill", f"driver {driver.run}, which writes itself, at {point} of {sink}")
             return
         os.kill(hit.pid, signal.SIGKILL)
         driver.failpoints.disarm(arm)
-        stage.tell("worker", f"a task of driver {driver.run} at {point} of {sink}, {hit.where}")
+        stage.note("worker", f"a task of driver {driver.run} at {point} of {sink}, {hit.where}")
         stage.recovers()
 
 
@@ -199,11 +204,11 @@ class Network(Fault):
         kind = stage.random.choice([*get_args(FaultKind), "away", "cut"])
         if kind == "cut":
             self._proxy.cut()
-            stage.tell("network", f"{self._name}: all connections cut")
+            stage.note("network", f"{self._name}: all connections cut")
         elif kind == "away":
             away_s = stage.random.uniform(0, _AWAY_S)
             with self._proxy.away():
-                stage.tell("network", f"{self._name}: unreachable for {away_s:.1f} s")
+                stage.note("network", f"{self._name}: unreachable for {away_s:.1f} s")
                 time.sleep(away_s)
         else:
             self._spoil(stage, kind)
@@ -218,15 +223,15 @@ class Network(Fault):
             )
             if not fault.has_happened:
                 return
-            stage.tell("network", f"{self._name}: {fault}")
+            stage.note("network", f"{self._name}: {fault}")
             if kind.endswith("late"):
                 # What is held back arrives when another driver has gone on.
                 driver = stage.drivers.now
                 driver.kill()
-                stage.tell("kill", f"driver {driver.run}, which waits for {self._name}")
+                stage.note("kill", f"driver {driver.run}, which waits for {self._name}")
                 stage.calm(2)
         if kind.endswith("late"):
-            stage.tell("network", f"{self._name}: it arrives now")
+            stage.note("network", f"{self._name}: it arrives now")
 
 
 class Command(Fault):
@@ -237,18 +242,23 @@ class Command(Fault):
 
     def strike(self, stage: Stage) -> None:
         stage.calm()
-        stage.tell("command", f"{self._name}: {self._command}")
-        try:
-            subprocess.run(  # noqa: S602 - the command is the user's own
+        stage.note("command", f"{self._name}: {self._command}")
+        with tempfile.TemporaryFile() as output:  # not a pipe: it may leave a server that holds it
+            process = subprocess.Popen(  # noqa: S602 - the command is the user's own
                 self._command,
                 shell=True,
-                capture_output=True,
-                text=True,
-                timeout=_COMMAND_S,
-                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise ConfigurationError(
-                f"--fault {self._name}: {error} {str(error.stderr or '').strip()[-500:]}"
-            ) from error
+            try:
+                ended = f"ended with {process.wait(_COMMAND_S)}"
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                ended = f"took more than {_COMMAND_S:.0f} s"
+            if process.returncode != 0:
+                output.seek(0)
+                said = output.read().decode(errors="replace").strip()[-500:]
+                raise ConfigurationError(f"--fault {self._name} {ended}: {said}")
         stage.recovers()

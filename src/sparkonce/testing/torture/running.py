@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sparkonce import ExactlyOnce
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.testing.kills import crash_points
 from sparkonce.testing.torture import records
 from sparkonce.testing.torture.checking import Anomaly, Checker, Row
-from sparkonce.testing.torture.driver import Order, Writer
 from sparkonce.testing.torture.drivers import Drivers, NotReachedError
 from sparkonce.testing.torture.faults import (
     Fault,
@@ -33,8 +32,8 @@ from sparkonce.testing.torture.faults import (
     KillAtPoint,
     KillWorker,
     Stage,
-    StuckError,
 )
+from sparkonce.testing.torture.query import Order, Writer
 from sparkonce.words import counted
 
 Reader = Callable[[], Iterable[Row]]
@@ -66,7 +65,7 @@ class History:
     def passed_s(self) -> float:
         return time.monotonic() - self._start
 
-    def tell(self, kind: str, text: str) -> None:
+    def note(self, kind: str, text: str) -> None:
         event = Event(round(self.passed_s, 2), kind, text)
         self.events.append(event)
         with self.path.open("a") as file:
@@ -153,22 +152,22 @@ class Torture:
             ConfigurationError: the pipeline, or a sink, is not new.
         """
         self._check_new()
-        self.history.tell("seed", str(self.seed))
+        self.history.note("seed", str(self.seed))
         with ExitStack() as stack:
             drivers = Drivers(self.folder, self.order, self.patience_s)
             stack.callback(drivers.close)
-            stage = Stage(drivers, self._random, self.history.tell, list(self.readers))
+            stage = Stage(drivers, self._random, self.history.note, list(self.readers))
             anomalies: Sequence[Anomaly] = ()
             failure: BaseException | None = None
             try:
                 anomalies = self._torture(stage, most_s) or self._finish(stage)
-            except (NotReachedError, StuckError) as error:
+            except NotReachedError as error:
                 anomalies = [Anomaly("stuck", "", str(error))]
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - of a reader, a command
-                self.history.tell("error", f"{type(error).__name__}: {error}".rstrip(": "))
+                self.history.note("error", f"{type(error).__name__}: {error}".rstrip(": "))
                 failure = error
             for anomaly in anomalies:
-                self.history.tell("anomaly", str(anomaly))
+                self.history.note("anomaly", str(anomaly))
             return Outcome(
                 self.seed,
                 self.history.events,
@@ -199,7 +198,10 @@ class Torture:
         batches = [batch for anomaly in anomalies for batch in anomaly.batches]
         if not batches or not isinstance(self.writer, ExactlyOnce):
             return None
-        return records.record_of(self.writer, self.order.checkpoint, batches[0])
+        try:
+            return records.record_of(self.writer, self.order.checkpoint, batches[0])
+        except SparkOnceError as error:  # the report must come all the same
+            return str(error)
 
     def _torture(self, stage: Stage, most_s: float) -> Sequence[Anomaly]:
         faults, weights = zip(*self._faults(stage.sinks), strict=True)
@@ -225,22 +227,23 @@ class Torture:
         stage.calm()
         stage.drivers.now.kill()
         stage.drivers.now.start(is_last=True)
-        stage.tell("start", f"driver {stage.drivers.now.run}, the last one")
+        stage.note("start", f"driver {stage.drivers.now.run}, the last one")
         stage.drivers.wait(lambda: False)
         if stage.drivers.now.status != 0:
-            raise StuckError(f"the last driver failed: {stage.drivers.now.last_lines()}")
+            raise NotReachedError(f"the last driver failed: {stage.drivers.now.last_lines()}")
+        found = self._look(stage.drivers, is_last=True)
+        deadline = time.monotonic() + _SETTLE_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return [*found, *(Anomaly("left over", sink, text) for sink, text in left.items())]
+
+    def _left(self) -> dict[str, str]:
+        """What is open, prepared, staged or undecided, by its place."""
         left: dict[str, Collection[object]]
-        left = {sink: ask() for sink, ask in self.unfinished.items()}
+        left = {sink: list(ask()) for sink, ask in self.unfinished.items()}
         if isinstance(self.writer, ExactlyOnce):
             left["the log"] = records.unfinished(self.writer, self.order.checkpoint)
-        return [
-            *self._look(stage.drivers, is_last=True),
-            *(
-                Anomaly("left over", sink, ", ".join(map(str, found)))
-                for sink, found in left.items()
-                if found
-            ),
-        ]
+        return {sink: ", ".join(map(str, found)) for sink, found in left.items() if found}
 
     def _look(self, drivers: Drivers, *, is_last: bool = False) -> Sequence[Anomaly]:
         complete = drivers.progress.complete
@@ -248,16 +251,17 @@ class Torture:
             complete = max(complete - 1, 0)  # its commit may be on the way
         deadline = time.monotonic() + _SETTLE_S
         while True:
+            is_late = time.monotonic() > deadline
             self._rows = {sink: list(read()) for sink, read in self.readers.items()}
             planned = drivers.progress.planned
-            missing = self._checker.missing(self._rows, complete)
-            if not missing or time.monotonic() > deadline:
+            found = list(self._checker.look(self._rows, complete=complete, planned=planned))
+            if is_late or not found or any(anomaly.kind != "lost" for anomaly in found):
                 break
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # what a server has committed may be on its way to readers
         shown = ", ".join(f"{sink} {len(rows):,}" for sink, rows in self._rows.items())
         done = f"{counted(complete, 'batch')} complete, {planned:,} planned"
-        self.history.tell("look", f"{done}; rows: {shown}")
-        return list(self._checker.look(self._rows, complete=complete, planned=planned))
+        self.history.note("look", f"{done}; rows: {shown}")
+        return found
 
     @property
     def _is_delayed(self) -> bool:

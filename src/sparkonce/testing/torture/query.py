@@ -1,6 +1,6 @@
 """The driver program that `torture` starts and kills: endless rows into a pipeline.
 
-python -m sparkonce.testing.torture.driver ORDER.json
+python -m sparkonce.testing.torture.query ORDER.json
 
 The rows come from Spark's source "rate-micro-batch", whose batches are equal in each replay.
 """
