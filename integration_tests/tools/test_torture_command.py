@@ -99,16 +99,3 @@ def test_sink_without_a_reader_is_refused(
         module.write('\nreaders = {"files": files, "sqlite": sqlite}\n')
     said = "readers are of files, sqlite, and the pipeline's sinks are file, sqlite"
     assert said in torture("staging:pipeline", check=ERROR).stderr
-
-
-def test_command_that_fails_ends_it_with_a_report(
-    torture: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    # With this seed the first fault is the command.
-    said = torture(
-        *("staging:pipeline", "--seed", "2", "--fault", "server=echo no such server >&2; exit 7"),
-        check=ERROR,
-    ).stderr
-    assert "--fault server ended with 7: no such server" in said
-    assert "Traceback" not in said
-    assert "not finished" in (tmp_path / "out/report.html").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,9 @@ from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.jobs import load_writer
-from sparkonce.testing.torture import running
+from sparkonce.testing.torture import faults, running
 from sparkonce.testing.torture.checking import Anomaly, Checker, payload
+from sparkonce.testing.torture.faults import Command, Fault, Stage
 from sparkonce.testing.torture.query import Order
 from sparkonce.testing.torture.report import write_report
 from sparkonce.testing.torture.running import Event, Outcome, Torture
@@ -146,6 +149,56 @@ def test_batch_is_late_by_one_after_the_checkpoint(tmp_path: Path) -> None:
     with ExactlyOnce("orders", sinks=[sink], log=log, commit="after_checkpoint") as pipeline:
         one.writer = pipeline
         assert one._look(drivers) == []
+
+
+class Calm(Stage):
+    """A stage without drivers."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+        self.note = lambda kind, text: self.noted.append(kind)
+
+    def calm(self, batches: int = 1) -> None: ...
+
+    def recovers(self) -> None:
+        self.noted.append("recovers")
+
+
+def test_command_may_leave_a_server_that_holds_its_output(tmp_path: Path) -> None:
+    stage = Calm()
+    Command("server", f"sleep 60 & echo $! > {tmp_path}/pid").strike(stage)
+    assert stage.noted == ["command", "recovers"]
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it has not ended meanwhile
+
+
+def test_command_that_fails_is_quoted() -> None:
+    with pytest.raises(ConfigurationError, match="--fault server ended with 7: no such server"):
+        Command("server", "echo no such server >&2; exit 7").strike(Calm())
+
+
+def test_command_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_COMMAND_S", 0.2)
+    with pytest.raises(ConfigurationError, match="took more than"):
+        Command("server", "sleep 60").strike(Calm())
+
+
+class Wrong(Fault):
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def strike(self, stage: Stage) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no such server"), KeyboardInterrupt()])
+def test_what_ends_a_torture_early_is_in_its_report(tmp_path: Path, error: BaseException) -> None:
+    one = torture_of(tmp_path, [[]])
+    one.more = [Wrong(error)] * 1000  # so that one of them is chosen
+    outcome = one.run(60)
+    assert outcome.failure is error
+    assert not outcome.is_clean
+    write_report(tmp_path / "report.html", "jobs:naive", outcome)
+    assert "not finished" in (tmp_path / "report.html").read_text()
 
 
 JOBS = """

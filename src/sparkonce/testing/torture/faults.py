@@ -256,6 +256,7 @@ class Command(Fault):
                 ended = f"ended with {process.wait(_COMMAND_S)}"
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
                 ended = f"took more than {_COMMAND_S:.0f} s"
             if process.returncode != 0:
                 output.seek(0)
