@@ -108,8 +108,8 @@ def test_an_open_transaction_is_found_and_holds_readers_back(
         with pytest.raises(StuckError, match="partition 0 stuck at offset 0 of 1"):
             list(reader.read_all())
         producer.commit_transaction(30)
-        assert list(reader.read_all()) == [(b"key", b"1")]
-    assert read_kafka_committed(kafka.bootstrap_servers, topic) == [(b"key", b"1")]
+        assert list(reader.read_all()) == [(b"key", b"1", 0)]
+    assert read_kafka_committed(kafka.bootstrap_servers, topic) == [(b"key", b"1", 0)]
 
 
 def test_a_prepared_transaction_is_found(
