@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,8 +24,6 @@ import pyarrow.parquet as pq
 from harness import arguments, finish, make_source, report, run_query, scratch, spark_session
 from three_sinks import BUCKET, Places
 
-from sparkonce import ExactlyOnce
-from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
 from sparkonce.testing.services import start_services, unavailable
 
 if TYPE_CHECKING:
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
 
 PROCESSES = 2
 BATCHES = 4
+SINKS = ("kafka", "postgres", "s3")
 _CHUNK = 10_000
 
 
@@ -123,36 +121,14 @@ def _run(write: Callable[..., None], first: int, rows: int, start: Barrier) -> N
     write(table, start=start)
 
 
-def pipelines(places: Places, folder: Path) -> Mapping[str, Callable[[], Any]]:
-    """Each sink by itself, and the three of them."""
-    services, s3 = places.services, places.s3
-
-    def one(make: Callable[[str], Any]) -> ExactlyOnce:
-        name = places.fresh()
-        return ExactlyOnce(name, sinks=[make(name)], log=f"sqlite:///{folder}/{name}.db")
-
-    def kafka(name: str) -> KafkaSink:
-        servers = services.kafka.bootstrap_servers
-        return KafkaSink(name, bootstrap_servers=servers, key="id", value_format="json")
-
-    def objects(name: str) -> S3Sink:
-        return S3Sink(f"s3://{BUCKET}/{name}", connection=S3Connection(**s3.boto3_settings))
-
-    return {
-        "kafka": lambda: one(kafka),
-        "postgres": lambda: one(lambda name: PostgresSink(services.postgres.dsn, table=name)),
-        "s3": lambda: one(objects),
-        "three": lambda: places.exactly_once(folder),
-    }
-
-
 def main(*, rows: int, rounds: int, small_batches: int) -> None:
     del small_batches
     kind = "s3mock" if "versitygw" in unavailable() else "versitygw"
     with scratch() as folder, start_services(["kafka", "postgres", kind], quick_start=False) as up:
         spark, places = spark_session(up), Places(up)
         source = make_source(spark, folder, rows=rows, batches=BATCHES)
-        contenders = pipelines(places, folder)
+        contenders = {sink: partial(places.exactly_once, folder, only=sink) for sink in SINKS}
+        contenders["three"] = partial(places.exactly_once, folder)
         found: dict[str, list[float]] = {}
         for number in range(rounds):
             print(f"round {number + 1} of {rounds} …", file=sys.stderr, flush=True)
@@ -180,8 +156,7 @@ def read_only(df: Any, _batch_id: int) -> None:
 
 def shares(found: Mapping[str, float]) -> dict[str, float]:
     """Each pipeline's share of its limit."""
-    parts = {sink: [sink] for sink in ("kafka", "postgres", "s3")}
-    parts["three"] = list(parts)
+    parts = {sink: [sink] for sink in SINKS} | {"three": [*SINKS]}
     limits = {
         name: 1 / (1 / found["read"] + sum(1 / found[f"bare {sink}"] for sink in sinks))
         for name, sinks in parts.items()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from sparkonce.sinks.base import AnySink
+
 MESSAGE = ["string(id) AS key", "to_json(struct(*)) AS value"]
 BUCKET = "bench"
 COLUMNS = "id bigint, name text, amount float8, at timestamptz"
@@ -48,22 +50,26 @@ class Places:
             connection.execute(f"CREATE TABLE {name} ({COLUMNS})".encode())
         return name
 
-    def exactly_once(self, folder: Path, **settings: Any) -> ExactlyOnce:
+    def exactly_once(
+        self, folder: Path, *, only: str | None = None, **settings: Any
+    ) -> ExactlyOnce:
+        """A pipeline into fresh places.
+
+        Args:
+            folder: for its log.
+            only: into this sink only.
+            settings: more settings of `ExactlyOnce`.
+        """
         name = self.fresh()
+        kafka = self.services.kafka.bootstrap_servers
+        sinks: list[AnySink] = [
+            KafkaSink(name, bootstrap_servers=kafka, select=MESSAGE),
+            PostgresSink(self.services.postgres.dsn, table=name),
+            S3Sink(f"s3://{BUCKET}/{name}", connection=S3Connection(**self.s3.boto3_settings)),
+        ]
         return ExactlyOnce(
             name,
-            sinks=[
-                KafkaSink(
-                    name,
-                    bootstrap_servers=self.services.kafka.bootstrap_servers,
-                    select=MESSAGE,
-                ),
-                PostgresSink(self.services.postgres.dsn, table=name),
-                S3Sink(
-                    f"s3://{BUCKET}/{name}",
-                    connection=S3Connection(**self.s3.boto3_settings),
-                ),
-            ],
+            sinks=[sink for sink in sinks if only in {None, sink.name}],
             log=f"sqlite:///{folder}/{name}.db",
             **settings,
         )

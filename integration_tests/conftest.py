@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration_tests.support.clock import ShiftedClock, compile_library, missing
+from sparkonce.testing import checks
 from sparkonce.testing.quick_spark import local_checkpoints
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from sparkonce.testing.services import S3Server
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,3 +77,23 @@ def fresh_clock(
 ) -> Callable[[], ShiftedClock]:
     """A function that returns a clock for processes of the test."""
     return lambda: ShiftedClock(clock_library, tmp_path / f"clock-{fresh_name()}")
+
+
+@pytest.fixture
+def fresh_log(
+    fresh_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[S3Server], str]:
+    """Gives the address of a log in a bucket of its own; the credentials are in the environment."""
+
+    def make(server: S3Server) -> str:
+        server.start()  # a test before may have left it killed
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+        name = fresh_name()
+        client = checks.s3_client(server)
+        client.create_bucket(Bucket=name)
+        client.close()
+        endpoint = f"endpoint_url={server.endpoint_url}&region={server.region}&path_style=true"
+        return f"s3://{name}/logs/a?{endpoint}"
+
+    return make

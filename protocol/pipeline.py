@@ -47,7 +47,7 @@ class Moment(NamedTuple):
     steady_s: float
 
 
-def steady_s() -> float:
+def steady_clock() -> float:
     """Seconds that no change of the clock moves; on Linux, they pass in a suspended machine too."""
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -199,7 +199,7 @@ class Pipeline:
     retain: int = 10_000
     patience: Patience = field(default_factory=lambda: Patience(600.0))
     clock: Callable[[], float] = time.time
-    steady: Callable[[], float] = steady_s
+    steady: Callable[[], float] = steady_clock
 
     @property
     def all_sinks(self) -> Mapping[str, AnySink]:

@@ -24,8 +24,7 @@ from integration_tests.crash import release_before
 from integration_tests.crash.release_before import Both, Upgrade, unpack
 from integration_tests.crash.scenario import shown
 from integration_tests.support.command import FINE, JOB, Operator
-from sparkonce.testing import checks
-from sparkonce.testing.services import Services
+from sparkonce.testing.services import S3Server, Services
 
 LogKind = Literal["sqlite", "postgres", "s3", "checkpoint"]
 Policy = Literal["immediate", "after_checkpoint"]
@@ -75,7 +74,7 @@ def log_of(
     tmp_path: Path,
     services: Services,
     fresh_name: Callable[[], str],
-    monkeypatch: pytest.MonkeyPatch,
+    fresh_log: Callable[[S3Server], str],
 ) -> Callable[[LogKind], str]:
     """A function that returns the address of a fresh log, which both releases accept."""
 
@@ -93,15 +92,7 @@ def log_of(
     def in_s3() -> str:
         if "versitygw" not in services.s3:
             pytest.skip("S3Mock's conditional writes are too weak for a log")
-        server, bucket = services.s3["versitygw"], fresh_name()
-        server.start()
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
-        client = checks.s3_client(server)
-        client.create_bucket(Bucket=bucket)
-        client.close()
-        where = f"endpoint_url={server.endpoint_url}&region={server.region}&path_style=true"
-        return f"s3://{bucket}/logs/a?{where}"
+        return fresh_log(services.s3["versitygw"])
 
     makers: dict[LogKind, Callable[[], str]] = {
         "sqlite": lambda: f"sqlite:///{tmp_path}/txn.db",

@@ -36,7 +36,7 @@ class Restart(Fault):
     def strike(self, stage: Stage) -> None:
         stage.calm()
         self._server.kill()
-        stage.tell("server", f"{self._name} was killed")
+        stage.note("server", f"{self._name} was killed")
         self._server.start()
         stage.recovers()
 
@@ -136,8 +136,8 @@ def test_four_sinks_their_servers_and_networks_are_tortured(
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", torture_job.BUGS)
 def test_seeded_bug_is_found(tortured: Callable[..., Outcome], bug: str) -> None:
-    # With seed 156 the first driver is killed right after the decision.
-    outcome = tortured(HALF_AN_HOUR, seed=156, bugs=(bug,))
+    # With seed 17 the first driver is killed right after the decision.
+    outcome = tortured(HALF_AN_HOUR, seed=17, bugs=(bug,))
     assert {sink for _, sink in kinds(outcome)} == {torture_job.sink_of(bug)}, outcome.anomalies
 
 

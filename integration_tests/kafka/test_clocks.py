@@ -33,40 +33,38 @@ def test_broker_refuses_rows_of_a_clock_that_is_more_than_an_hour_ahead(
     assert world.messages() == []
 
 
-@pytest.mark.parametrize("ahead_s", [HOUR_S - 600, -DAY_S])
-def test_branch_is_committed_by_another_clock(
+@pytest.fixture(params=[HOUR_S - 600, -DAY_S])
+def elsewhere(
+    request: pytest.FixtureRequest,
     sink: KafkaSink,
     branch: BranchId,
-    world: World,
     fresh_clock: Callable[[], ShiftedClock],
-    ahead_s: float,
+) -> tuple[Committable, ShiftedClock]:
+    """A branch that a process with a wrong clock has prepared, and that clock."""
+    clock = fresh_clock()
+    clock.set_ahead(request.param)
+    with clock.process() as task:
+        return task.submit(prepared, sink, branch).result(), clock
+
+
+def test_branch_is_committed_by_another_clock(
+    sink: KafkaSink, world: World, elsewhere: tuple[Committable, ShiftedClock]
 ) -> None:
     """Neither EndTxn nor its proof goes by a clock; the rows keep the writer's time."""
-    clock = fresh_clock()
-    clock.set_ahead(ahead_s)
-    with clock.process() as task:
-        committable = task.submit(prepared, sink, branch).result()
+    committable, clock = elsewhere
     sink.commit(committable)
     sink.commit(committable)
     world.sees("1", "2", "3")
     assert all(clock.is_near(message.timestamp()[1] / 1000) for message in world.messages())
 
 
-@pytest.mark.parametrize("ahead_s", [HOUR_S - 600, -DAY_S])
 def test_lost_branch_of_another_clock_is_proven_lost(
-    sink: KafkaSink,
-    branch: BranchId,
-    world: World,
-    fresh_clock: Callable[[], ShiftedClock],
-    ahead_s: float,
+    sink: KafkaSink, world: World, elsewhere: tuple[Committable, ShiftedClock]
 ) -> None:
     """The state of the transaction proves it, not its age."""
-    clock = fresh_clock()
-    clock.set_ahead(ahead_s)
-    with clock.process() as task:
-        committable = task.submit(prepared, sink, branch).result()
+    committable, clock = elsewhere
     sink.abort(committable)
-    story = "timed out, or another process" if ahead_s > 0 else "it timed out: the broker"
+    story = "timed out, or another process" if clock.ahead_s > 0 else "it timed out: the broker"
     with pytest.raises(PreparedBranchLostError, match=story):
         sink.commit(committable)
     assert world.messages() == []

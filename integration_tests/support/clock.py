@@ -49,17 +49,18 @@ class ShiftedClock:
 
     Attributes:
         env: environment variables.
+        ahead_s: how far it is ahead of the machine's clock, in seconds.
     """
 
     def __init__(self, library: Path, file: Path) -> None:
         self._file = file
         self._file.write_bytes(struct.pack("q", 0))
         self.env: Mapping[str, str] = {"LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(file)}
-        self._ahead_s = 0.0
+        self.ahead_s = 0.0
 
     def set_ahead(self, seconds: float) -> None:
         """Set it this much ahead of the machine's clock, also under running processes."""
-        self._ahead_s = seconds
+        self.ahead_s = seconds
         with self._file.open("r+b") as mapped:  # in place: processes have mapped this file
             mapped.write(struct.pack("q", int(seconds * 1e9)))
 
@@ -74,4 +75,4 @@ class ShiftedClock:
 
     def is_near(self, at: float, *, within_s: float = 600.0) -> bool:
         """Whether a Unix time is one that this clock showed lately."""
-        return abs(at - time.time() - self._ahead_s) < within_s
+        return abs(at - time.time() - self.ahead_s) < within_s

@@ -102,19 +102,31 @@ class Eager:
         return committable
 
 
-class Forgetful(KafkaSink):
-    """Commits only what this process has prepared, although a recovery asks for more."""
+class EagerKafka(Eager, KafkaSink):
+    pass
 
-    is_in_use = False
+
+class EagerS3(Eager, S3Sink):
+    pass
+
+
+class Recovers:
+    """Knows whether a recovery calls `commit`: it does so before `validate`."""
+
+    is_recovering = True
 
     def validate(self, schema: pa.Schema) -> None:
-        super().validate(schema)
-        self.is_in_use = True
+        super().validate(schema)  # type: ignore[misc]
+        self.is_recovering = False
+
+
+class Forgetful(Recovers, KafkaSink):
+    """Commits only what this process has prepared, although a recovery asks for more."""
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
-        if self.is_in_use:
-            return super().commit_many(committables)
-        return [None] * len(committables)
+        if self.is_recovering:
+            return [None] * len(committables)
+        return super().commit_many(committables)
 
 
 class Outside(PostgresSink):
@@ -127,51 +139,31 @@ class Outside(PostgresSink):
             cursor.executemany(insert.encode(), batch.to_pylist())
 
 
-class Copying(S3Sink):
+class Copying(Recovers, S3Sink):
     """Copies its files once more when a recovery commits them again."""
-
-    is_in_use = False
-
-    def validate(self, schema: pa.Schema) -> None:
-        super().validate(schema)
-        self.is_in_use = True
 
     def commit(self, committable: Committable) -> None:
         super().commit(committable)
         payload: Any = committable.payload
         settings = Settings.read()
-        for file in () if self.is_in_use else payload["files"]:
+        for file in payload["files"] if self.is_recovering else ():
             source = {"Bucket": settings.bucket, "Key": file["key"]}
             key = f"{file['key']}-{uuid.uuid4().hex}.parquet"
             settings.client().copy_object(Bucket=settings.bucket, Key=key, CopySource=source)
 
 
-class EagerKafka(Eager, KafkaSink):
-    pass
-
-
-class Repeating(PostgresSink):
+class Repeating(Recovers, PostgresSink):
     """Writes the newest rows once more when a recovery commits them."""
-
-    is_in_use = False
-
-    def validate(self, schema: pa.Schema) -> None:
-        super().validate(schema)
-        self.is_in_use = True
 
     def commit(self, committable: Committable) -> None:
         super().commit(committable)
-        if self.is_in_use:
+        if not self.is_recovering:
             return
         settings = Settings.read()
         with psycopg.connect(settings.postgres) as connection:
             newest = f"SELECT max(id) - 5 FROM {settings.name}"
             again = f"SELECT * FROM {settings.name} WHERE id > ({newest})"
             connection.execute(f"INSERT INTO {settings.name} {again}".encode())
-
-
-class EagerS3(Eager, S3Sink):
-    pass
 
 
 BUGS: Mapping[str, type[AnySink]] = {

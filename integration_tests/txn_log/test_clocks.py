@@ -12,7 +12,7 @@ import pytest
 
 from integration_tests.support.clock import DAY_S, HOUR_S, ShiftedClock
 from sparkonce.errors import FencedError, LogUnavailableError
-from sparkonce.testing import checks, log_cases
+from sparkonce.testing import log_cases
 from sparkonce.testing.log_cases import claim
 from sparkonce.testing.services import S3Server, ServiceKind, Services
 from sparkonce.txn_log import TransactionLog, open_log
@@ -44,17 +44,6 @@ def began_at(address: str) -> float:
     return head.started_at
 
 
-def in_bucket(server: S3Server, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    server.start()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
-    client = checks.s3_client(server)
-    client.create_bucket(Bucket=name)
-    client.close()
-    endpoint = f"endpoint_url={server.endpoint_url}&region={server.region}&path_style=true"
-    return f"s3://{name}/logs/a?{endpoint}"
-
-
 @pytest.fixture
 def ahead_s(address: str) -> float:
     """How far a clock may be off: S3 refuses requests from a quarter of an hour on."""
@@ -67,7 +56,7 @@ def address(
     tmp_path: Path,
     start_kind: StartKind,
     fresh_name: Callable[[], str],
-    monkeypatch: pytest.MonkeyPatch,
+    fresh_log: Callable[[S3Server], str],
 ) -> str:
     """Of each kind of log."""
     if request.param == "sqlite":
@@ -76,7 +65,7 @@ def address(
         return f"checkpoint:{tmp_path}/ckpt"
     if request.param == "postgres":
         return f"{start_kind('postgres').postgres.dsn}?schema={fresh_name()}"
-    return in_bucket(start_kind("versitygw").s3["versitygw"], fresh_name(), monkeypatch)
+    return fresh_log(start_kind("versitygw").s3["versitygw"])
 
 
 def test_driver_with_the_newer_token_wins_whatever_the_clocks_say(
@@ -108,12 +97,11 @@ def test_driver_with_the_newer_token_wins_whatever_the_clocks_say(
 
 def test_log_in_s3_refuses_a_clock_that_is_an_hour_off(
     start_kind: StartKind,
-    fresh_name: Callable[[], str],
+    fresh_log: Callable[[S3Server], str],
     fresh_clock: Callable[[], ShiftedClock],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error names the clock. Nothing is written, and the log goes on once it is right."""
-    address = in_bucket(start_kind("versitygw").s3["versitygw"], fresh_name(), monkeypatch)
+    address = fresh_log(start_kind("versitygw").s3["versitygw"])
     clock = fresh_clock()
     with clock.process() as driver:
         held = driver.submit(begin, address, 0).result()

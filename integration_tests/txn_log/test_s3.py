@@ -25,26 +25,6 @@ if TYPE_CHECKING:
 StartKind = Callable[[ServiceKind], Services]
 
 
-@pytest.fixture
-def fresh_log(
-    fresh_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[S3Server], str]:
-    """Gives the address of a log in a bucket of its own; the credentials are in the environment."""
-
-    def make(server: S3Server) -> str:
-        server.start()  # a test before may have left it killed
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
-        name = fresh_name()
-        client = checks.s3_client(server)
-        client.create_bucket(Bucket=name)
-        client.close()
-        endpoint = f"endpoint_url={server.endpoint_url}&region={server.region}&path_style=true"
-        return f"s3://{name}/logs/a?{endpoint}"
-
-    return make
-
-
 class TestObjectStoreLog(LogContract):
     secrets = ("sparkonce-secret",)
     server: S3Server

@@ -46,7 +46,7 @@ FOUND = 3
     "proxies",
     metavar="PORT:HOST:PORT",
     multiple=True,
-    help="Listen on the first PORT of localhost, and disturb the network behind it.",
+    help="Listen on the first PORT of localhost, forward to HOST:PORT, and disturb what passes.",
 )
 @click.option(
     "--fault",

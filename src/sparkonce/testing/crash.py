@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from sparkonce.failpoints import ENVIRONMENT_VARIABLE
 from sparkonce.steps import POINTS
 from sparkonce.testing.services.process import Command, Guard, log_tail
@@ -124,12 +122,6 @@ class Failpoints:
         return self.folder / "armed" / f"{arm.name}.json"
 
 
-def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
-
-
 class DriverProcess:
     """A driver program that is started, killed and started again; it never outlives this process.
 
@@ -196,13 +188,21 @@ class DriverProcess:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """SIGSTOP the program and all its descendants; SIGCONT them at the end of the block."""
+        import psutil  # noqa: PLC0415 - an extra, which `Guard` asks for in words
+
         program = psutil.Process(self.pid)
         tree = [program, *program.children(recursive=True)]
+
+        def send(number: signal.Signals) -> None:
+            for process in tree:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+
         try:
-            _send(tree, signal.SIGSTOP)
+            send(signal.SIGSTOP)
             yield
         finally:
-            _send(tree, signal.SIGCONT)
+            send(signal.SIGCONT)
 
     def wait(self, *, timeout_s: float = 300.0) -> int:
         """Wait until the program ends by itself; return its exit code.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -95,9 +96,6 @@ class Driver:
             return errors[-1].decode(errors="replace").strip()
         return log_tail(self._process.log, self._log_start)
 
-    def hits(self, arm: Arm) -> list[Hit]:
-        return self.failpoints.hits(arm)
-
     def kill(self) -> None:
         """SIGKILL Python, JVM and workers, and disarm all points."""
         self._process.kill()
@@ -134,10 +132,9 @@ class Drivers:
         self.progress = Progress(Path(order.checkpoint))
         self.patience_s = patience_s
 
-    def swap(self) -> Driver:
-        """Let the other place work; return the one that has worked until now."""
+    def swap(self) -> None:
+        """Let the other place work."""
         self.now, self._other = self._other, self.now
-        return self._other
 
     def advance(self, batches: int) -> bool:
         """Wait until that many more batches are complete; False if the driver ended first."""
@@ -147,8 +144,9 @@ class Drivers:
     def meet(self, arm: Arm, batches: int) -> Hit | None:
         """Wait until a process is paused there; None if that many batches pass, or it ends."""
         goal = self.progress.complete + batches
-        self.wait(lambda: bool(self.now.hits(arm)) or self.progress.complete >= goal)
-        return next(iter(self.now.hits(arm)), None)
+        hits = partial(self.now.failpoints.hits, arm)
+        self.wait(lambda: bool(hits()) or self.progress.complete >= goal)
+        return next(iter(hits()), None)
 
     def wait(self, reached: Callable[[], bool]) -> bool:
         """Wait until a state is reached; False if the driver ended first.

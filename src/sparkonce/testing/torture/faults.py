@@ -161,9 +161,11 @@ class Freeze(Fault):
                 stage.start()
         first.failpoints.disarm()
         stage.note("thaw", f"driver {first.run}, next to driver {drivers.now.run}")
-        if not first.ends(drivers.patience_s):
+        if first.ends(drivers.patience_s):
+            stage.ended(first)
+        else:
             stage.note("end", f"driver {first.run} did not end; it is killed")
-        stage.ended(first)
+            first.kill()
 
 
 class KillWorker(Fault):
@@ -172,19 +174,18 @@ class KillWorker(Fault):
     def strike(self, stage: Stage) -> None:
         stage.calm()
         driver = stage.drivers.now
-        point = stage.random.choice(_ON_EXECUTORS)
-        sink = stage.random.choice(stage.sinks)
-        arm = driver.failpoints.arm(point, sink=sink)
-        hit = stage.paused(arm, f"{point} of {sink}")
+        kill = Kill(stage.random.choice(_ON_EXECUTORS), "none", stage.random.choice(stage.sinks))
+        arm = _arm(driver, kill)
+        hit = stage.paused(arm, kill)
         if hit is None:
             return
         if hit.pid == driver.pid:
             driver.kill()
-            stage.note("kill", f"driver {driver.run}, which writes itself, at {point} of {sink}")
+            stage.note("kill", f"driver {driver.run}, which writes itself, at {kill}")
             return
         os.kill(hit.pid, signal.SIGKILL)
         driver.failpoints.disarm(arm)
-        stage.note("worker", f"a task of driver {driver.run} at {point} of {sink}, {hit.where}")
+        stage.note("worker", f"a task of driver {driver.run} at {kill}, {hit.where}")
         stage.recovers()
 
 

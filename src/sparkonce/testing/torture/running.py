@@ -100,6 +100,14 @@ class Outcome:
         return self.failure is None and not self.anomalies
 
     @property
+    def verdict(self) -> str:
+        """In one or two words."""
+        if self.anomalies:
+            number = len(self.anomalies)
+            return "1 anomaly" if number == 1 else f"{number} anomalies"
+        return "clean" if self.is_clean else "not finished"
+
+    @property
     def faults(self) -> Counter[str]:
         """How many faults of each kind there were."""
         kinds = Counter(event.kind for event in self.events)
@@ -178,10 +186,15 @@ class Torture:
                 failure,
             )
 
+    @property
+    def _pipeline(self) -> ExactlyOnce | None:
+        """The writer, unless it is a function."""
+        return self.writer if isinstance(self.writer, ExactlyOnce) else None
+
     def _check_new(self) -> None:
-        if isinstance(self.writer, ExactlyOnce):
-            records.check_new(self.writer)
-            names = {sink.name for sink in self.writer.sinks}
+        if (pipeline := self._pipeline) is not None:
+            records.check_new(pipeline)
+            names = {sink.name for sink in pipeline.sinks}
             if names != set(self.readers):
                 raise ConfigurationError(
                     f"readers are of {', '.join(self.readers)}, and the pipeline's sinks are "
@@ -196,10 +209,10 @@ class Torture:
 
     def _record(self, anomalies: Sequence[Anomaly]) -> Any:
         batches = [batch for anomaly in anomalies for batch in anomaly.batches]
-        if not batches or not isinstance(self.writer, ExactlyOnce):
+        if not batches or self._pipeline is None:
             return None
         try:
-            return records.record_of(self.writer, self.order.checkpoint, batches[0])
+            return records.record_of(self._pipeline, self.order.checkpoint, batches[0])
         except SparkOnceError as error:  # the report must come all the same
             return str(error)
 
@@ -214,8 +227,8 @@ class Torture:
 
     def _faults(self, sinks: Sequence[str]) -> Iterable[tuple[Fault, int]]:
         yield KillAtAnyTime(), 3
-        if isinstance(self.writer, ExactlyOnce):
-            points = crash_points(sinks, self.writer.settings.commit)
+        if self._pipeline is not None:
+            points = crash_points(sinks, self._pipeline.settings.commit)
             yield KillAtPoint(points), 8
             yield Freeze(points), 2
             yield KillWorker(), 2
@@ -241,13 +254,14 @@ class Torture:
         """What is open, prepared, staged or undecided, by its place."""
         left: dict[str, Collection[object]]
         left = {sink: list(ask()) for sink, ask in self.unfinished.items()}
-        if isinstance(self.writer, ExactlyOnce):
-            left["the log"] = records.unfinished(self.writer, self.order.checkpoint)
+        if self._pipeline is not None:
+            left["the log"] = records.unfinished(self._pipeline, self.order.checkpoint)
         return {sink: ", ".join(map(str, found)) for sink, found in left.items() if found}
 
     def _look(self, drivers: Drivers, *, is_last: bool = False) -> Sequence[Anomaly]:
         complete = drivers.progress.complete
-        if self._is_delayed and not is_last:
+        policy = None if self._pipeline is None else self._pipeline.settings.commit
+        if policy == "after_checkpoint" and not is_last:
             complete = max(complete - 1, 0)  # its commit may be on the way
         deadline = time.monotonic() + _SETTLE_S
         while True:
@@ -262,10 +276,3 @@ class Torture:
         done = f"{counted(complete, 'batch')} complete, {planned:,} planned"
         self.history.note("look", f"{done}; rows: {shown}")
         return found
-
-    @property
-    def _is_delayed(self) -> bool:
-        return (
-            isinstance(self.writer, ExactlyOnce)
-            and self.writer.settings.commit == "after_checkpoint"
-        )
