@@ -40,7 +40,7 @@ from sparkonce.protocol.lease import NoEntrance
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.sinks import FileSink, KafkaSink, PostgresSink, S3Connection, S3Sink, SqliteSink
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing.services import Services, start_services
+from sparkonce.testing.services import Services, start_services, unavailable
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import State
@@ -203,7 +203,11 @@ def main() -> None:
     given = parser.parse_args()
     figures: dict[str, Any] = vars(given)
     console = Console()
-    with tempfile.TemporaryDirectory() as name, start_services() as services:
+    s3 = "s3mock" if "versitygw" in unavailable() else "versitygw"
+    with (
+        tempfile.TemporaryDirectory() as name,
+        start_services(["kafka", "postgres", s3]) as services,
+    ):
         folder = Path(name)
         table = Table("sink", "vote", "decision", "record", "recovery", title="many tasks")
         with all_sinks(services, folder) as sinks:

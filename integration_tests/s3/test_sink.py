@@ -569,7 +569,7 @@ def test_completed_elsewhere_between_the_looks(
 ) -> None:
     """The upload is gone because an older completion has just landed: committed, not lost."""
     committable = prepare(sink, branch())
-    complete = FileOutcome._complete
+    complete = FileOutcome.complete
     refusal = ClientError({"Error": {"Code": "NoSuchUpload"}}, "CompleteMultipartUpload")
     is_gone = FileOutcome._is_upload_gone
 
@@ -577,7 +577,7 @@ def test_completed_elsewhere_between_the_looks(
         assert complete(settling, file) is None
         return is_gone(settling, file)
 
-    monkeypatch.setattr(FileOutcome, "_complete", lambda *_: refusal)
+    monkeypatch.setattr(FileOutcome, "complete", lambda *_: refusal)
     monkeypatch.setattr(FileOutcome, "_is_upload_gone", gone_now)
     sink.commit(committable)
     assert world.counts() == (0, 1)
@@ -588,12 +588,12 @@ def test_completed_elsewhere_late(
 ) -> None:
     """A server denies upload and object while it copies; the object that appears is the proof."""
     committable = prepare(sink, branch())
-    complete = FileOutcome._complete
+    complete = FileOutcome.complete
     refusal = ClientError({"Error": {"Code": "NoSuchUpload"}}, "CompleteMultipartUpload")
     (file,) = (StagedFile.from_json(value) for value in files_of(committable))
     here = FileOutcome(sink._clients, world.bucket, branch())
     monkeypatch.setattr(outcome, "PATIENCE_S", DEADLINE_S)
-    monkeypatch.setattr(FileOutcome, "_complete", lambda *_: refusal)
+    monkeypatch.setattr(FileOutcome, "complete", lambda *_: refusal)
     monkeypatch.setattr(FileOutcome, "_is_upload_gone", lambda *_: True)
     monkeypatch.setattr(outcome, "pause", lambda _: complete(here, file))
     sink.commit(committable)

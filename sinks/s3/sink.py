@@ -22,6 +22,7 @@ from sparkonce.errors import (
     ConfigurationError,
     PrepareRejectedError,
     ProtocolError,
+    SparkOnceError,
 )
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, Owner
@@ -29,6 +30,7 @@ from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
     ChecksLog,
+    CommitsMany,
     Delivered,
     Diagnoses,
     FindsBranches,
@@ -45,15 +47,18 @@ from sparkonce.sinks.s3.connecting.settings import ClientFactory, S3Connection
 from sparkonce.sinks.s3.finishing.branch import BranchOutcome, committable_of
 from sparkonce.sinks.s3.finishing.listing import open_uploads
 from sparkonce.sinks.s3.finishing.outcome import FileOutcome
+from sparkonce.sinks.s3.finishing.together import commit_together
 from sparkonce.sinks.s3.writing.columns import check_schema
 from sparkonce.sinks.s3.writing.formats import PART_BYTES, Compression, FileFormat, Format
 from sparkonce.sinks.s3.writing.objects import S3Objects
 from sparkonce.sinks.s3.writing.staged import StagedFile
 from sparkonce.sinks.s3.writing.writer import BranchWriter
+from sparkonce.sinks.verbs import commit_each
 
 
 class S3Sink(
     TwoPhaseCommitSink[BranchWriter],
+    CommitsMany,
     AbortsDecided,
     FindsBranches,
     TakesBack,
@@ -220,6 +225,12 @@ class S3Sink(
 
     def commit(self, committable: Committable) -> None:
         BranchOutcome.of(committable, self._clients).commit()
+
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+        proven = commit_together(self._clients, committables)
+        left = [c for c in committables if c.branch_id.name not in proven]
+        errors_left = iter(commit_each(self, left))
+        return [None if c.branch_id.name in proven else next(errors_left) for c in committables]
 
     def abort(self, branch: BranchId | Committable) -> None:
         """Abort the branch's uploads; objects that it has committed stay.

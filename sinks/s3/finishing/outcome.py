@@ -96,7 +96,7 @@ class FileOutcome:
             CommitUnresolvedError: call it again.
             PreparedBranchLostError: proven: the upload is gone and there is no object.
         """
-        refusal = self._complete(file)
+        refusal = self.complete(file)
         seen = self._look(file, refusal)
         if seen is Seen.OURS:
             return
@@ -165,8 +165,11 @@ class FileOutcome:
         """The object's url, for messages."""
         return f"s3://{self.bucket}/{file.key}"
 
-    def _complete(self, file: StagedFile) -> Exception | None:
-        """Complete the upload unless there is an object; return the refusal, if any."""
+    def complete(self, file: StagedFile) -> Exception | None:
+        """Complete the upload unless there is an object; return the refusal, if any.
+
+        No answer proves anything: look at the object.
+        """
         refusal = self._call_complete(file, IfNoneMatch="*")
         if code_of(refusal) not in _NO_CONDITION:
             return refusal
