@@ -139,28 +139,7 @@ class TestVersionSink(SinkContract):
         """As SQLite's."""
 
 
-WRONG = """
-import json
-from pathlib import Path
-import pytest
-from examples.wrong_sink import AppendingSink
-from sparkonce.testing import SinkContract, SinkWorld
-
-class TestAppendingSink(SinkContract):
-    @pytest.fixture
-    def make_world(self, tmp_path):
-        def visible():
-            path = tmp_path / "rows.jsonl"
-            text = path.read_text() if path.exists() else ""
-            return [json.loads(line) for line in text.splitlines()]
-
-        return lambda schema: SinkWorld(
-            sink=lambda: AppendingSink(tmp_path),
-            visible=visible,
-            unfinished=lambda: [path for path in tmp_path.iterdir() if path.name.startswith(".")],
-            lose=lambda committable: next(tmp_path.glob(".*")).unlink(),
-        )
-"""
+WRONG = (ROOT / "examples" / "wrong_sink_contract.py").read_text()
 LAZY_SINK = """
 import json
 from pathlib import Path

@@ -31,6 +31,7 @@ JAR_SETS: Mapping[str, str] = {
     "delta": "downloading Delta's runtime for Spark",
     "nessie": "downloading the catalog Nessie",
     "hadoop": "downloading HDFS",
+    "flink": "downloading Flink's Kafka connector",
 }
 HADOOP = "3.5.0"
 """The version inside PySpark 4.3; ivy.xml names the same."""

@@ -1,0 +1,1 @@
+"""A benchmark of exactly-once sinks that any engine can join; `__main__` runs it."""

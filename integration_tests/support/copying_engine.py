@@ -1,0 +1,71 @@
+"""Engines for a test of the benchmark: they copy a topic with Kafka's own client.
+
+right     input offsets and records in one transaction
+doubles   offsets are committed a second after the records
+loses     offsets are committed before the records
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from confluent_kafka import Consumer, Producer
+
+_BEHIND_S = 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("servers", "input", "output", "state", "guarantee"):
+        parser.add_argument(f"--{name}", required=True)
+    given = parser.parse_args()
+    source = Consumer(
+        {
+            "bootstrap.servers": given.servers,
+            "group.id": f"copy-{given.input}",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 6000,
+        }
+    )
+    source.subscribe([given.input])
+    if given.guarantee == "right":
+        copy_in_transactions(given, source)
+    copy(given, source)
+
+
+def copy_in_transactions(given: argparse.Namespace, source: Consumer) -> None:
+    producer = Producer({"bootstrap.servers": given.servers, "transactional.id": given.output})
+    producer.init_transactions(30)
+    while True:
+        messages = source.consume(1000, 0.1)
+        if not messages:
+            continue
+        producer.begin_transaction()
+        for message in messages:
+            producer.produce(given.output, message.value())
+        offsets = source.position(source.assignment())
+        producer.send_offsets_to_transaction(offsets, source.consumer_group_metadata(), 30)
+        producer.commit_transaction(30)
+
+
+def copy(given: argparse.Namespace, source: Consumer) -> None:
+    producer = Producer({"bootstrap.servers": given.servers})
+    waits, committed_s = given.guarantee == "doubles", time.monotonic()
+    while True:
+        messages = source.consume(1000, 0.1)
+        if messages and not waits:
+            source.commit(asynchronous=False)
+            time.sleep(_BEHIND_S)
+        for message in messages:
+            producer.produce(given.output, message.value())
+        producer.flush(30)
+        read = [place for place in source.position(source.assignment()) if place.offset >= 0]
+        if waits and read and time.monotonic() > committed_s + _BEHIND_S:
+            source.commit(offsets=read, asynchronous=False)
+            committed_s = time.monotonic()
+
+
+if __name__ == "__main__":
+    main()
