@@ -50,7 +50,8 @@ format: $(READY) ## put the code into its standard form
 	$(VENV)/bin/ruff format
 
 bench: $(READY) ## run every benchmark against the local servers
-	for file in $$(ls benchmarks/*.py | grep -v harness); do $(RUN) $$file || exit 1; done
+	for file in $$(ls benchmarks/*.py | grep -v -e harness -e plot); do $(RUN) $$file || exit 1; done
+	$(RUN) -m benchmarks.exactly_once
 
 services: $(READY) ## start Kafka, Postgres and S3 on the ports of docker-compose.yml and keep them (KINDS="kafka postgres")
 	$(RUN) -m sparkonce.testing.services $(KINDS)

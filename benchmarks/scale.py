@@ -5,7 +5,7 @@
 2. A log that holds many batches: opening it, and taking a token.
 3. A log that holds 200 pipelines: one batch of each, 16 at a time.
 
-python benchmarks/scale.py [--tasks 1000] [--batches 1000000]
+python benchmarks/scale.py [--tasks 1000] [--batches 1000000] [--plot scale.svg]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import pyarrow as pa
 from botocore.config import Config
 from confluent_kafka.admin import AdminClient, NewTopic
 from log import Tasks, begin, once, record
+from plot import panels
 from rich.console import Console
 from rich.table import Table
 
@@ -75,7 +76,7 @@ def die_when_decided(point: str, where: Mapping[str, object]) -> None:
 
 def settle(sink: AnySink, tasks: int, folder: Path) -> dict[str, float]:
     """Seconds of vote, decision and recovery of one batch, and the size of its record."""
-    with closing(open_log(f"sqlite:///{folder}/{sink.name}.db")) as log:
+    with closing(open_log(f"sqlite:///{folder}/{sink.name}-{tasks}.db")) as log:
         claim = Claim("scale", str(uuid.uuid4()), "run", "host:1", {sink.name: sink.target}, 0)
         batch = Tasks(sink, ROW, tasks)
         pipeline = Pipeline(name="scale", sinks={sink.name: sink}, log=log, checkpoint=batch)
@@ -200,8 +201,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--batches", type=int, default=1_000_000)
+    parser.add_argument("--plot", type=Path, help="an SVG of the first part")
     given = parser.parse_args()
-    figures: dict[str, Any] = vars(given)
+    figures: dict[str, Any] = {"tasks": given.tasks, "batches": given.batches}
     console = Console()
     s3 = "s3mock" if "versitygw" in unavailable() else "versitygw"
     with (
@@ -210,11 +212,21 @@ def main() -> None:
     ):
         folder = Path(name)
         table = Table("sink", "vote", "decision", "record", "recovery", title="many tasks")
+        decided: dict[str, list[tuple[float, float]]] = {}
+        recovered: dict[str, list[tuple[float, float]]] = {}
         with all_sinks(services, folder) as sinks:
             for sink_name, sink in sinks.items():
-                found = settle(sink, given.tasks, folder)
+                for tasks in sorted({10, 100, given.tasks}):
+                    found = settle(sink, tasks, folder)
+                    decided.setdefault(sink_name, []).append(
+                        (tasks, found["vote_s"] + found["decide_s"])
+                    )
+                    recovered.setdefault(sink_name, []).append((tasks, found["recover_s"]))
                 figures[sink_name] = found
                 table.add_row(sink_name, *(f"{value:,.2f}" for value in found.values()))
+        if given.plot is not None:
+            plots = {"Vote and decision": decided, "Recovery by the next driver": recovered}
+            given.plot.write_text(panels(plots, "tasks of the batch"))
         console.print(table)
         addresses = {
             "SQLite": "sqlite:///" + str(folder / "{}.db"),
