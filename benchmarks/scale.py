@@ -216,7 +216,7 @@ def main() -> None:
         recovered: dict[str, list[tuple[float, float]]] = {}
         with all_sinks(services, folder) as sinks:
             for sink_name, sink in sinks.items():
-                for tasks in sorted({10, 100, given.tasks}):
+                for tasks in sorted({n for n in (10, 100) if n < given.tasks} | {given.tasks}):
                     found = settle(sink, tasks, folder)
                     decided.setdefault(sink_name, []).append(
                         (tasks, found["vote_s"] + found["decide_s"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -59,8 +60,7 @@ class Plot:
 
 def median_of(result: Result) -> float:
     """The median recovery, in seconds; 0 without kills."""
-    ordered = sorted(result.recovery_s)
-    return ordered[len(ordered) // 2] if ordered else 0.0
+    return statistics.median(result.recovery_s) if result.recovery_s else 0.0
 
 
 def write_report(

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.exactly_once.workload import Latency, Reader, Seen, Sender, make_topics, reading
+from benchmarks.exactly_once.workload import Latency, Reader, Sender, make_topics, reading
 
 from sparkonce.testing.services.process import Command, Guard, log_tail
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from benchmarks.exactly_once.engines import Engine
 
 PATIENCE_S: Final = 300.0
-_QUIET_S: Final = 10.0
-"""How long the output is watched after it is complete: duplicates come late."""
+_LONGEST_TRANSACTION_S: Final = 960.0
+"""Longer than an engine's transactions may stay open."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Load:
         seed: of their times.
         warm_s: seconds of the run at a steady rate that do not count.
         lost_after_s: after so many seconds without a new record, what is missing is lost.
+        quiet_s: how long the output is watched after it is complete: duplicates come late.
     """
 
     records: int
@@ -45,6 +46,7 @@ class Load:
     seed: int
     warm_s: int = 15
     lost_after_s: int = 60
+    quiet_s: int = 10
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Result:
     """What one engine did.
 
     Attributes:
-        rows_per_s: through the backlog, from the first to the last append.
+        rows_per_s: through the backlog, from the first append until the last record is visible.
         start_s: from the start until the first record of the backlog is visible.
         latency: at the steady rate.
         recovery_s: from each kill until the next record is visible.
@@ -122,21 +124,21 @@ class Run:
             sender.flush()
             began = time.time()
             program.start()
-            self._await_all(records, reader.seen, program)
-            first_ms, last_ms = reader.seen.appended_ms
-            first_s = min(reader.seen.at_s.values())
-            return records / ((last_ms - first_ms) / 1000), first_s - began
+            self._await_all(records, reader, program)
+            seen = reader.seen
+            took_s = seen.last_s - seen.began_ms / 1000
+            return records / took_s, min(seen.at_s.values()) - began
 
     def steady(self, load: Load) -> Latency:
         with self.fresh() as (sender, reader, program):
             program.start()
             sender.send(1)
             sender.flush()
-            self._await_all(1, reader.seen, program)
+            self._await_all(1, reader, program)
             began = time.time()
             deadline = began + load.warm_s + load.seconds
             sender.send_at(load.rate, lambda: time.time() > deadline)
-            self._await_all(sender.sent, reader.seen, program)
+            self._await_all(sender.sent, reader, program)
             return Latency.of(sender.made_s, reader.seen, after_s=began + load.warm_s)
 
     def killed(self, load: Load) -> tuple[list[float], int, int, int]:
@@ -147,7 +149,7 @@ class Run:
             program.start()
             for _ in range(load.kills):
                 # Only an engine that delivers can be harmed: wait for a record, then a while.
-                self._send_until_seen(sender.sent, load, sender, seen, program)
+                self._send_until_seen(sender.sent, load, sender, reader, program)
                 until = time.time() + rng.uniform(0.5, 5.0)
                 sender.send_at(load.rate, lambda until=until: time.time() > until)  # type: ignore[misc]
                 program.kill()
@@ -155,42 +157,52 @@ class Run:
                 program.start()
                 # What was on its way may show up without the engine: what was made after it, not.
                 number = sender.sent
-                self._send_until_seen(number, load, sender, seen, program)
+                self._send_until_seen(number, load, sender, reader, program)
                 recoveries.append(seen.at_s[number] - killed_s)
             sender.flush()
-            self._await_most(sender.sent, load, seen, program)
+            self._await_most(sender.sent, load, reader, program)
             return recoveries, sender.sent - len(seen.at_s), len(seen.again), sender.sent
 
     def _send_until_seen(
-        self, number: int, load: Load, sender: Sender, seen: Seen, program: Program
+        self, number: int, load: Load, sender: Sender, reader: Reader, program: Program
     ) -> None:
         deadline = time.time() + PATIENCE_S
 
         def is_seen() -> bool:
+            reader.check()
             program.check()
             if time.time() > deadline:
                 raise RuntimeError(f"{self.engine.name} did not recover in {PATIENCE_S:.0f} s")
-            return number in seen.at_s
+            return number in reader.seen.at_s
 
         sender.send_at(load.rate, is_seen)
 
-    def _await_all(self, count: int, seen: Seen, program: Program) -> None:
-        deadline = time.time() + PATIENCE_S
+    def _await_all(self, count: int, reader: Reader, program: Program) -> None:
+        seen, deadline = reader.seen, time.time() + PATIENCE_S
         while len(seen.at_s) < count:
+            reader.check()
             program.check()
             if time.time() > deadline:
                 raise RuntimeError(
                     f"{self.engine.name}: {len(seen.at_s):,} of {count:,} records are visible "
                     f"after {PATIENCE_S:.0f} s"
                 )
-            time.sleep(0.05)
+            time.sleep(0.02)
 
-    def _await_most(self, count: int, load: Load, seen: Seen, program: Program) -> None:
-        """Wait until all is visible, or nothing more comes; then a while for duplicates."""
-        while len(seen.at_s) < count and time.time() - seen.last_s < load.lost_after_s:
+    def _await_most(self, count: int, load: Load, reader: Reader, program: Program) -> None:
+        """Wait until all is visible, or nothing more can come; then a while for duplicates.
+
+        A transaction that was left open holds back records until its timeout.
+        """
+        seen, deadline = reader.seen, time.time() + _LONGEST_TRANSACTION_S
+        while len(seen.at_s) < count or reader.hides_any():
+            reader.check()
             program.check()
-            time.sleep(0.1)
-        time.sleep(_QUIET_S)
+            is_quiet = time.time() - seen.last_s > load.lost_after_s
+            if time.time() > deadline or (is_quiet and not reader.hides_any()):
+                break
+            time.sleep(1)
+        time.sleep(load.quiet_s)
 
 
 def run(engine: Engine, servers: str, folder: Path, load: Load) -> Result:

@@ -11,13 +11,21 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 PARTITIONS: Final = 2
 _BYTES: Final = 112
@@ -47,11 +55,16 @@ class Sender:
     """Sends records 0, 1, 2, … to the input topic."""
 
     def __init__(self, servers: str, topic: str) -> None:
-        settings = {"linger.ms": 5, "queue.buffering.max.messages": 10**6}
+        settings = {
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 10**6,
+            "enable.idempotence": True,
+        }
         self._producer = Producer({"bootstrap.servers": servers, **settings})
         self._topic = topic
         self.sent = 0
         self.made_s: list[float] = []
+        self._errors: list[KafkaError] = []
 
     def send(self, count: int) -> None:
         now_s = time.time()
@@ -59,7 +72,10 @@ class Sender:
             while True:
                 try:
                     self._producer.produce(
-                        self._topic, value(number, now_s), partition=number % PARTITIONS
+                        self._topic,
+                        value(number, now_s),
+                        partition=number % PARTITIONS,
+                        on_delivery=self._note,
                     )
                     break
                 except BufferError:
@@ -68,9 +84,14 @@ class Sender:
         self.sent += count
         self._producer.poll(0)
 
+    def _note(self, error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            self._errors.append(error)
+
     def flush(self) -> None:
-        if left := self._producer.flush(120):
-            raise RuntimeError(f"{left} records were not sent")
+        left = self._producer.flush(120)
+        if left or self._errors:
+            raise RuntimeError(f"{left} records were not sent: {self._errors[:1]}")
 
     def send_at(self, rate: int, until: Callable[[], bool]) -> None:
         """Send `rate` records a second until `until` says so."""
@@ -89,12 +110,13 @@ class Seen:
     Attributes:
         at_s: when each id was seen first, in Unix time.
         again: how often ids were seen once more.
-        appended_ms: the broker's time of the first and the last record.
+        began_ms: the broker's time of the first record.
+        last_s: when a new id was seen last.
     """
 
     at_s: dict[int, float] = field(default_factory=dict)
     again: dict[int, int] = field(default_factory=dict)
-    appended_ms: tuple[int, int] = (2**62, 0)
+    began_ms: int = 2**62
     last_s: float = 0.0
 
 
@@ -103,6 +125,8 @@ class Reader:
 
     def __init__(self, servers: str, topic: str) -> None:
         self.seen = Seen()
+        self._servers = servers
+        self._failure: Exception | None = None
         self._consumer = Consumer(
             {
                 "bootstrap.servers": servers,
@@ -113,26 +137,47 @@ class Reader:
                 "fetch.wait.max.ms": 10,
             }
         )
-        self._consumer.assign([TopicPartition(topic, n, 0) for n in range(PARTITIONS)])
+        self._places = [TopicPartition(topic, n, 0) for n in range(PARTITIONS)]
+        self._consumer.assign(self._places)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        seen = self.seen
-        while not self._ended.is_set():
-            for message in self._consumer.consume(10_000, 0.02):
-                if message.error():
-                    continue
-                now_s, number = time.time(), id_of(message.value())
-                if number in seen.at_s:
-                    seen.again[number] = seen.again.get(number, 0) + 1
-                else:
-                    seen.at_s[number] = now_s
-                first, last = seen.appended_ms
-                appended = message.timestamp()[1]
-                seen.appended_ms = (min(first, appended), max(last, appended))
-                seen.last_s = now_s
+        try:
+            while not self._ended.is_set():
+                first = self._consumer.poll(0.02)  # `consume` would wait for more
+                if first is not None:
+                    self._note([first, *self._consumer.consume(9_999, 0)])
+        except Exception as error:  # noqa: BLE001 - `check` raises it
+            self._failure = error
+
+    def _note(self, messages: Sequence[Message]) -> None:
+        seen, now_s = self.seen, time.time()
+        for message in messages:
+            if message.error():
+                raise KafkaException(message.error())
+            number = id_of(message.value())
+            if number in seen.at_s:
+                seen.again[number] = seen.again.get(number, 0) + 1
+            else:
+                seen.at_s[number] = seen.last_s = now_s
+            seen.began_ms = min(seen.began_ms, message.timestamp()[1])
+
+    def check(self) -> None:
+        """Raise what has ended the reading, if anything has."""
+        if self._failure is not None:
+            raise self._failure
+
+    def hides_any(self) -> bool:
+        """Whether an open transaction holds back records that are there."""
+        admin = AdminClient({"bootstrap.servers": self._servers})
+        wanted = {place: OffsetSpec.latest() for place in self._places}
+        ends = []
+        for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
+            found = admin.list_offsets(wanted, isolation_level=level)
+            ends.append({key.partition: each.result(30).offset for key, each in found.items()})
+        return ends[0] != ends[1]
 
     def close(self) -> None:
         self._ended.set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 _BEHIND_S = 1.0
 
@@ -26,10 +26,9 @@ def main() -> None:
             "group.id": f"copy-{given.input}",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": 6000,
         }
     )
-    source.subscribe([given.input])
+    source.assign([TopicPartition(given.input, n) for n in range(2)])  # nobody waits for a group
     if given.guarantee == "right":
         copy_in_transactions(given, source)
     copy(given, source)
@@ -43,11 +42,17 @@ def copy_in_transactions(given: argparse.Namespace, source: Consumer) -> None:
         if not messages:
             continue
         producer.begin_transaction()
-        for message in messages:
-            producer.produce(given.output, message.value())
+        copied(given.output, messages, producer)
         offsets = source.position(source.assignment())
         producer.send_offsets_to_transaction(offsets, source.consumer_group_metadata(), 30)
         producer.commit_transaction(30)
+
+
+def copied(topic: str, messages: list[Message], producer: Producer) -> None:
+    for message in messages:
+        if message.error():
+            raise KafkaException(message.error())
+        producer.produce(topic, message.value())
 
 
 def copy(given: argparse.Namespace, source: Consumer) -> None:
@@ -58,8 +63,7 @@ def copy(given: argparse.Namespace, source: Consumer) -> None:
         if messages and not waits:
             source.commit(asynchronous=False)
             time.sleep(_BEHIND_S)
-        for message in messages:
-            producer.produce(given.output, message.value())
+        copied(given.output, messages, producer)
         producer.flush(30)
         read = [place for place in source.position(source.assignment()) if place.offset >= 0]
         if waits and read and time.monotonic() > committed_s + _BEHIND_S:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from sparkonce.testing.services import KafkaServer
 
 PROGRAM = Path(copying_engine.__file__)
-LOAD = Load(records=5_000, rate=500, seconds=2, kills=2, seed=3, warm_s=1, lost_after_s=15)
+LOAD = Load(
+    records=5_000, rate=500, seconds=2, kills=2, seed=3, warm_s=1, lost_after_s=8, quiet_s=3
+)
 
 
 def engine(mode: str, *, promises: bool = True) -> Engine:
