@@ -13,9 +13,11 @@ from integration_tests.support.s3 import ROWS, World, branch, files_of, key_of, 
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
 from sparkonce.model import Committable
 from sparkonce.sinks import S3Sink
+from sparkonce.sinks.s3.connecting.answers import S3_ERRORS
 from sparkonce.sinks.s3.connecting.client import Purpose
 from sparkonce.sinks.s3.finishing import together
-from sparkonce.sinks.s3.finishing.together import commit_together
+from sparkonce.sinks.s3.finishing.outcome import FileOutcome
+from sparkonce.sinks.s3.finishing.together import complete_together
 from sparkonce.sinks.verbs import commit_many
 
 pytestmark = pytest.mark.usefixtures("lost_at_once")
@@ -49,8 +51,11 @@ def prepare_each(sink: S3Sink, number: int, *rows: pa.RecordBatch) -> list[Commi
     return [prepare(sink, branch(attempt=attempt), *rows) for attempt in range(number)]
 
 
-def names(committables: Sequence[Committable]) -> set[str]:
-    return {committable.branch_id.name for committable in committables}
+def proven(sink: S3Sink, committables: Sequence[Committable]) -> list[bool]:
+    """Which branches the listing proves, after they were completed together."""
+    known = complete_together(sink._clients, committables)
+    keys = [(key_of(each), files_of(each)[0]["etag"]) for each in committables]
+    return [key in known and known[key].etag == etag for key, etag in keys]
 
 
 def test_one_listing_proves_all(
@@ -72,6 +77,17 @@ def test_again(sink: S3Sink, world: World, prepared: list[Committable]) -> None:
     assert {key: now[key] for key in before} == before
 
 
+def test_batch_that_two_drivers_have_written(
+    sink: S3Sink, world: World, prepared: list[Committable], asked: Counter[str]
+) -> None:
+    """As after a rewrite: what is listed is of this batch only, whatever else the query wrote."""
+    world.put(key_of(prepared[0]).replace(".b1.", ".b0."))
+    newer = [prepare(sink, branch(attempt=n, token=2)) for n in range(4)]
+    asked.clear()
+    assert commit_many(sink, [*prepared, *newer]) == [None] * 9
+    assert asked == {"CompleteMultipartUpload": 9, "ListObjectsV2": 2}
+
+
 def test_few_files_take_a_head_each(
     sink: S3Sink, prepared: list[Committable], asked: Counter[str]
 ) -> None:
@@ -80,11 +96,11 @@ def test_few_files_take_a_head_each(
 
 
 def test_lost_and_foreign_ones(sink: S3Sink, world: World, prepared: list[Committable]) -> None:
-    lost, foreign, *others = prepared
+    lost, foreign, *_ = prepared
     (file,) = files_of(lost)
     world.abort(file["key"], file["upload_id"])
     world.put(key_of(foreign))
-    assert commit_together(sink._clients, prepared) == names(others)
+    assert proven(sink, prepared) == [False, False, True, True, True]
     outcomes = commit_many(sink, prepared)
     assert [type(error) for error in outcomes[:2]] == [
         PreparedBranchLostError,
@@ -100,7 +116,7 @@ def test_other_content_under_a_branchs_name(
     """As of a copied checkpoint: the key is the same, and the rows are not."""
     other = prepare(sink, prepared[0].branch_id, ROWS.slice(0, 7))
     sink.commit(other)
-    assert commit_together(sink._clients, prepared) == names(prepared[1:])
+    assert proven(sink, prepared) == [False, True, True, True, True]
     first, *rest = commit_many(sink, prepared)
     assert isinstance(first, CommitUnresolvedError)
     assert rest == [None] * 4
@@ -127,7 +143,7 @@ def test_same_content_in_another_name(
     )
     before = world.objects()[file["key"]]
     assert before[0].strip('"') == file["etag"]
-    assert commit_together(sink._clients, prepared) == names(prepared)
+    assert all(proven(sink, prepared))
     assert world.objects()[file["key"]] == before
 
 
@@ -138,7 +154,7 @@ def test_etags_that_are_no_md5s(sink: S3Sink, prepared: list[Committable]) -> No
         files = [{**file, "etag": None} for file in files_of(each)]
         payload = {**each.payload, "files": files}
         unknown.append(Committable(each.branch_id, payload, each.version))
-    assert commit_together(sink._clients, unknown) == set()
+    assert complete_together(sink._clients, unknown) == {}
     assert commit_many(sink, unknown) == [None] * 5
 
 
@@ -146,12 +162,12 @@ def test_listing_is_refused(
     sink: S3Sink, world: World, prepared: list[Committable], asked: Counter[str]
 ) -> None:
     def refuse(**_: Any) -> None:
-        raise together.S3_ERRORS[0]
+        raise S3_ERRORS[0]
 
     events = sink._clients.client(Purpose.ASK).meta.events
     events.register("before-call.s3.ListObjectsV2", refuse)
     assert commit_many(sink, prepared) == [None] * 5
-    assert asked["HeadObject"] == 5
+    assert asked["HeadObject"] == asked["CompleteMultipartUpload"] == 5
     assert world.counts() == (0, 5)
 
 
@@ -159,13 +175,13 @@ def test_completion_that_did_nothing(
     sink: S3Sink, world: World, prepared: list[Committable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server may answer 200 and have no object: only the listing counts."""
-    monkeypatch.setattr(together, "_complete", lambda _: None)
-    assert commit_together(sink._clients, prepared) == set()
+    monkeypatch.setattr(FileOutcome, "complete", lambda *_: None)
+    assert not any(proven(sink, prepared))
     assert world.counts() == (5, 0)
 
 
 def test_branches_of_several_folders(make_sink: Callable[..., S3Sink], world: World) -> None:
-    """A branch goes along when each of its folders gets many files."""
+    """A file goes along when its folder gets many."""
     sink = make_sink(partition_by=["day"])
     both = prepare_each(sink, 4)
     only = ROWS.filter(pa.compute.equal(ROWS["day"], "mon"))
@@ -173,7 +189,8 @@ def test_branches_of_several_folders(make_sink: Callable[..., S3Sink], world: Wo
     monday = prepare(sink, branch(attempt=8), only)
     sunday = prepare(sink, branch(attempt=9), rare)
     everything = [*both, monday, sunday, prepare(sink, branch(attempt=10), ROWS.slice(0, 0))]
-    assert commit_together(sink._clients, everything) == names([*both, monday])
+    known = complete_together(sink._clients, everything)
+    assert known.keys() == {file["key"] for each in (*both, monday) for file in files_of(each)}
     assert commit_many(sink, everything) == [None] * len(everything)
     assert world.counts() == (0, 10)
 

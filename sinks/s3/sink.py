@@ -47,7 +47,7 @@ from sparkonce.sinks.s3.connecting.settings import ClientFactory, S3Connection
 from sparkonce.sinks.s3.finishing.branch import BranchOutcome, committable_of
 from sparkonce.sinks.s3.finishing.listing import open_uploads
 from sparkonce.sinks.s3.finishing.outcome import FileOutcome
-from sparkonce.sinks.s3.finishing.together import commit_together
+from sparkonce.sinks.s3.finishing.together import complete_together
 from sparkonce.sinks.s3.writing.columns import check_schema
 from sparkonce.sinks.s3.writing.formats import PART_BYTES, Compression, FileFormat, Format
 from sparkonce.sinks.s3.writing.objects import S3Objects
@@ -227,10 +227,12 @@ class S3Sink(
         BranchOutcome.of(committable, self._clients).commit()
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
-        proven = commit_together(self._clients, committables)
-        left = [c for c in committables if c.branch_id.name not in proven]
-        errors_left = iter(commit_each(self, left))
-        return [None if c.branch_id.name in proven else next(errors_left) for c in committables]
+        completed = complete_together(self._clients, committables)
+
+        def commit(committable: Committable) -> None:
+            BranchOutcome.of(committable, self._clients).commit(completed)
+
+        return commit_each(self, committables, commit)
 
     def abort(self, branch: BranchId | Committable) -> None:
         """Abort the branch's uploads; objects that it has committed stay.

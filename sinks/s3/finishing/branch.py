@@ -8,7 +8,7 @@ neither be committed nor written again: an operator decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -27,7 +27,7 @@ from sparkonce.sinks.committables import check_all_there, check_version
 from sparkonce.sinks.s3.connecting.answers import S3_ERRORS, describe
 from sparkonce.sinks.s3.connecting.client import Clients, server_at
 from sparkonce.sinks.s3.connecting.place import Place
-from sparkonce.sinks.s3.finishing.outcome import FileOutcome
+from sparkonce.sinks.s3.finishing.outcome import Completed, FileOutcome
 from sparkonce.sinks.s3.writing.staged import StagedFile
 
 _PAYLOAD_VERSION: Final = 2
@@ -89,8 +89,11 @@ class BranchOutcome:
             tuple(StagedFile.from_json(value) for value in payload["files"]),
         )
 
-    def commit(self) -> None:
+    def commit(self, completed: Mapping[str, Completed] | None = None) -> None:
         """Commit every file. Idempotent.
+
+        Args:
+            completed: what is known of files that were completed together with others, by key.
 
         Raises:
             CommitUnresolvedError: call it again.
@@ -102,7 +105,8 @@ class BranchOutcome:
             raise ProtocolError(
                 f"{branch_id} was found by the names of its uploads: it can only be aborted"
             )
-        errors = self._for_each(self.outcome.commit)
+        known = completed or {}
+        errors = self._for_each(lambda file: self.outcome.commit(file, known.get(file.key)))
         lost = [error for error in errors if isinstance(error, PreparedBranchLostError)]
         others = [error for error in errors if not isinstance(error, PreparedBranchLostError)]
         if others:

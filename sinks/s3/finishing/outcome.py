@@ -29,7 +29,7 @@ import re
 import time
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkonce.clients.s3 import code_of, has_delete_marker, status_of
 from sparkonce.errors import (
@@ -72,6 +72,18 @@ class Seen(Enum):
     DELETED = auto()
 
 
+class Completed(NamedTuple):
+    """What is known of a file after the call that completes it.
+
+    Attributes:
+        refusal: what the call answered; None for 200.
+        etag: of the object that was listed at its key, without quotes; None if none was.
+    """
+
+    refusal: Exception | None
+    etag: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class FileOutcome:
     """Commits and aborts the files of one branch, one by one.
@@ -89,14 +101,20 @@ class FileOutcome:
     branch_id: BranchId
     same_server: bool = True
 
-    def commit(self, file: StagedFile) -> None:
+    def commit(self, file: StagedFile, completed: Completed | None = None) -> None:
         """Complete the upload and prove it. Idempotent.
+
+        Args:
+            file: of the branch.
+            completed: what is known, if it was completed together with others.
 
         Raises:
             CommitUnresolvedError: call it again.
             PreparedBranchLostError: proven: the upload is gone and there is no object.
         """
-        refusal = self.complete(file)
+        refusal, listed = completed or Completed(self.complete(file))
+        if listed is not None and listed == file.etag:
+            return
         seen = self._look(file, refusal)
         if seen is Seen.OURS:
             return

@@ -1,100 +1,96 @@
-"""Commits the files of a large batch together: one listing proves what takes a HEAD for each file.
+"""Completes the files of a large batch: one listing proves what takes a HEAD for each file.
 
-    complete each file ─► list their folder ─┬─ listed with our ETag ─► committed
-                                             └─ anything else ─► committed alone: `outcome`
+    complete each file ─► list the batch in its folder ─┬─ with our ETag ─► committed
+                                                        └─ anything else ─► `FileOutcome.commit`
 
 The listing proves the commit, never the answer to the completion: a key belongs to one branch, and
-its ETag follows from the parts of our upload. If the server's ETags are no MD5s, each file takes
-its HEAD.
+its ETag follows from the parts of our upload.
 
-Only folders that get many files are listed. A listing of Amazon's costs as much as twelve HEADs,
-and some servers read the whole folder for it.
+Only where a folder gets many files: a listing of Amazon's costs as much as twelve HEADs, and some
+servers read the whole folder for it. An error here says nothing: the file is committed by itself.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os.path
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from sparkonce.errors import CommitUnresolvedError, ConfigurationError
 from sparkonce.model import Committable
 from sparkonce.parallel import at_once
-from sparkonce.sinks.s3.connecting.answers import S3_ERRORS
 from sparkonce.sinks.s3.connecting.client import Clients, Purpose
 from sparkonce.sinks.s3.finishing.branch import BranchOutcome
+from sparkonce.sinks.s3.finishing.outcome import Completed, FileOutcome
+from sparkonce.sinks.s3.writing.keys import batch_stem
 from sparkonce.sinks.s3.writing.staged import StagedFile
+
+logger = logging.getLogger("sparkonce")
 
 _MANY_FILES = 100
 
-_Folder: TypeAlias = tuple[str, str]
-"""A bucket, and what the keys in one folder begin with."""
+_Place: TypeAlias = tuple[str, str]
+"""A bucket, and what the keys of one batch in one folder begin with."""
+
+_File: TypeAlias = tuple[FileOutcome, StagedFile]
 
 
-def commit_together(clients: Clients, committables: Sequence[Committable]) -> set[str]:
-    """Commit the branches whose files are all in folders that get many files.
+def complete_together(
+    clients: Clients, committables: Sequence[Committable]
+) -> Mapping[str, Completed]:
+    """Complete the files of which a folder gets many, and list them.
 
     Returns:
-        Names of the branches that are proven to be committed. The others are as before, or a
-        second commit shows their outcome.
+        What is known of each of them, by its key.
     """
-    branches = dict(_branches(clients, committables))
-    folders: dict[_Folder, list[str]] = {}
-    for branch in branches.values():
-        for file in branch.files:
-            folders.setdefault(_folder(branch, file), []).append(file.key)
-    folders = {folder: keys for folder, keys in folders.items() if len(keys) >= _MANY_FILES}
-    together = {
-        name: branch
-        for name, branch in branches.items()
-        if branch.files and all(_folder(branch, file) in folders for file in branch.files)
-    }
-    at_once(_complete, ((branch, file) for branch in together.values() for file in branch.files))
-    listings = at_once(lambda folder: _listed(clients, folder, folders[folder]), folders)
-    listed = dict(zip(folders, listings, strict=True))
-
-    def is_proven(branch: BranchOutcome, file: StagedFile) -> bool:
-        etag = listed[_folder(branch, file)].get(file.key)
-        return etag is not None and etag == file.etag
-
+    places: dict[_Place, list[_File]] = {}
+    for place, file in _files(clients, committables):
+        places.setdefault(place, []).append(file)
+    large = {place: files for place, files in places.items() if len(files) >= _MANY_FILES}
+    files = [file for found in large.values() for file in found]
+    answers = at_once(_complete, files)
+    etags: dict[str, str] = {}
+    for found in at_once(lambda place: _listed(clients, place), large):
+        etags.update(found)
     return {
-        name
-        for name, branch in together.items()
-        if all(is_proven(branch, file) for file in branch.files)
+        file.key: answer._replace(etag=etags.get(file.key))
+        for (_, file), answer in zip(files, answers, strict=True)
+        if answer is not None
     }
 
 
-def _branches(
-    clients: Clients, committables: Sequence[Committable]
-) -> Iterator[tuple[str, BranchOutcome]]:
+def _files(clients: Clients, committables: Sequence[Committable]) -> Iterator[tuple[_Place, _File]]:
     for committable in committables:
         try:
-            yield committable.branch_id.name, BranchOutcome.of(committable, clients)
-        except ConfigurationError:  # `commit` raises it for this branch
+            branch = BranchOutcome.of(committable, clients)
+        except Exception:  # noqa: BLE001, S112 - `commit` raises it for this branch
             continue
+        stem = batch_stem(committable.branch_id)
+        for file in branch.files:
+            if file.etag is not None:  # else no listing can prove it
+                folder = file.key.rpartition("/")[0]
+                prefix = f"{folder}/{stem}" if folder else stem
+                yield (branch.outcome.bucket, prefix), (branch.outcome, file)
 
 
-def _folder(branch: BranchOutcome, file: StagedFile) -> _Folder:
-    return branch.outcome.bucket, file.key.rpartition("/")[0]
-
-
-def _complete(item: tuple[BranchOutcome, StagedFile]) -> None:
-    branch, file = item
-    with contextlib.suppress(CommitUnresolvedError):  # the listing shows it, or `commit` raises it
-        branch.outcome.complete(file)
-
-
-def _listed(clients: Clients, folder: _Folder, keys: Sequence[str]) -> Mapping[str, str]:
-    """The ETags, without quotes, of what is listed in a folder; none where it cannot be listed."""
-    bucket, _ = folder
-    pages = clients.client(Purpose.ASK).get_paginator("list_objects_v2")
-    prefix = os.path.commonprefix(keys)  # noqa: RUF071 - of keys, letter by letter
+def _complete(item: _File) -> Completed | None:
+    outcome, file = item
     try:
+        return Completed(outcome.complete(file))
+    except Exception:
+        logger.debug("%s: not completed together with others", outcome.name(file), exc_info=True)
+        return None
+
+
+def _listed(clients: Clients, place: _Place) -> Mapping[str, str]:
+    """The ETags, without quotes, of what is listed at a place; none if it cannot be listed."""
+    bucket, prefix = place
+    try:
+        pages = clients.client(Purpose.ASK).get_paginator("list_objects_v2")
         return {
-            found["Key"]: found["ETag"].strip('"')
+            found["Key"]: found.get("ETag", "").strip('"')
             for page in pages.paginate(Bucket=bucket, Prefix=prefix)
             for found in page.get("Contents", ())
         }
-    except S3_ERRORS:
+    except Exception:
+        logger.debug("s3://%s/%s… is not listed", bucket, prefix, exc_info=True)
         return {}

@@ -31,12 +31,17 @@ _NAME = re.compile(
 _ESCAPED = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 
 
-def branch_stem(branch_id: BranchId) -> str:
-    """The start of every file name of this branch, and of no other branch."""
+def batch_stem(branch_id: BranchId) -> str:
+    """The start of every file name of this batch and token, and of no other."""
     return (
         f"sparkonce.{branch_id.owner.digest}.{branch_id.sink}.t{branch_id.token}"
-        f".b{branch_id.batch_id}.p{branch_id.write_pass}.a{branch_id.attempt}."
+        f".b{branch_id.batch_id}."
     )
+
+
+def branch_stem(branch_id: BranchId) -> str:
+    """The start of every file name of this branch, and of no other branch."""
+    return f"{batch_stem(branch_id)}p{branch_id.write_pass}.a{branch_id.attempt}."
 
 
 def file_key(
