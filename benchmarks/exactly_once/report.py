@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from benchmarks.exactly_once.engines import Engine
     from benchmarks.exactly_once.running import Load, Result
 
-_WIDTH: Final = 620
-_NAMES: Final = 230
+_WIDTH: Final = 680
+_NAMES: Final = 260
 _BAR: Final = 26
 
 
@@ -48,7 +48,7 @@ class Plot:
     @classmethod
     def of(cls, title: str, values: Mapping[str, float], unit: str) -> Plot:
         most = max(values.values(), default=0.0) or 1.0
-        room = _WIDTH - _NAMES - 90
+        room = _WIDTH - _NAMES - 110
         return cls(
             title,
             [
