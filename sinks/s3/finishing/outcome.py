@@ -5,6 +5,8 @@
                       │      ─► ListParts ─ no such upload ─► HEAD ─ absent ─► LOST
                       └─ anything else ────────────────────────────────────► unresolved
 
+In a large batch one listing takes the place of the HEADs: `together`.
+
 A completion never replaces an object. A query never uses a key twice, but two runs of a copied
 checkpoint have equal names: the run that commits later must not destroy what the other run has
 committed. So the completion carries If-None-Match. That condition also refuses a second commit of
