@@ -1,6 +1,6 @@
 """Line plots as SVG, for the documents: both axes are logarithmic.
 
-It has no dependency: a plot of the documents must come out of any machine alike.
+No library draws them, so that every machine draws them alike.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ def panels(titles: Mapping[str, Mapping[str, Line]], x: str) -> str:
 def _panel(title: str, lines: Mapping[str, Line], x: str) -> Iterable[str]:
     points = [point for line in lines.values() for point in line]
     xs = sorted({number for number, _ in points})
-    low, high = (
-        math.floor(math.log10(min(y for _, y in points))),
-        math.ceil(math.log10(max(y for _, y in points))),
-    )
+    low = math.floor(math.log10(min(y for _, y in points)))
+    high = math.ceil(math.log10(max(y for _, y in points)))
 
     def across(number: float) -> float:
         share = math.log(number / xs[0]) / math.log(xs[-1] / xs[0])
@@ -66,13 +64,11 @@ def _panel(title: str, lines: Mapping[str, Line], x: str) -> Iterable[str]:
         place = f'x="{across(number):.1f}" y="{_HEIGHT - 22}" text-anchor="middle"'
         yield f"<text {place}>{number:,.0f}</text>"
     yield f'<text x="{across(xs[-1]):.1f}" y="{_HEIGHT - 6}" text-anchor="end">{escape(x)}</text>'
-    below = math.inf
+    above = -math.inf
     ends = sorted(lines, key=lambda name: -lines[name][-1][1])
     shown_at: dict[str, float] = {}
     for name in ends:  # names that would overlap move down
-        y = down(lines[name][-1][1]) + 4
-        y = max(y, 0 if below is math.inf else below + 13)
-        shown_at[name] = below = y
+        shown_at[name] = above = max(down(lines[name][-1][1]) + 4, above + 13)
     for colour, (name, line) in zip(_COLOURS, lines.items(), strict=False):
         path = " ".join(f"{across(a):.1f},{down(b):.1f}" for a, b in line)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'

@@ -106,6 +106,22 @@ def settle(sink: AnySink, tasks: int, folder: Path) -> dict[str, float]:
         }
 
 
+def plots_of(settled: Mapping[str, Mapping[int, Mapping[str, float]]]) -> str:
+    """What `settle` found, by sink and number of tasks, as an SVG."""
+
+    def lines(*steps: str) -> dict[str, list[tuple[float, float]]]:
+        return {
+            sink: [(tasks, sum(found[step] for step in steps)) for tasks, found in each.items()]
+            for sink, each in settled.items()
+        }
+
+    plots = {
+        "Vote and decision": lines("vote_s", "decide_s"),
+        "Recovery by the next driver": lines("recover_s"),
+    }
+    return panels(plots, "tasks of the batch")
+
+
 @contextmanager
 def all_sinks(services: Services, folder: Path) -> Iterator[Mapping[str, AnySink]]:
     (out := folder / "out").mkdir()
@@ -212,21 +228,16 @@ def main() -> None:
     ):
         folder = Path(name)
         table = Table("sink", "vote", "decision", "record", "recovery", title="many tasks")
-        decided: dict[str, list[tuple[float, float]]] = {}
-        recovered: dict[str, list[tuple[float, float]]] = {}
+        fewer = [tasks for tasks in (10, 100) if tasks < given.tasks]
+        settled: dict[str, dict[int, dict[str, float]]] = {}
         with all_sinks(services, folder) as sinks:
             for sink_name, sink in sinks.items():
-                for tasks in sorted({n for n in (10, 100) if n < given.tasks} | {given.tasks}):
-                    found = settle(sink, tasks, folder)
-                    decided.setdefault(sink_name, []).append(
-                        (tasks, found["vote_s"] + found["decide_s"])
-                    )
-                    recovered.setdefault(sink_name, []).append((tasks, found["recover_s"]))
-                figures[sink_name] = found
-                table.add_row(sink_name, *(f"{value:,.2f}" for value in found.values()))
+                found = {n: settle(sink, n, folder) for n in (*fewer, given.tasks)}
+                settled[sink_name], figures[sink_name] = found, found[given.tasks]
+                values = found[given.tasks].values()
+                table.add_row(sink_name, *(f"{value:,.2f}" for value in values))
         if given.plot is not None:
-            plots = {"Vote and decision": decided, "Recovery by the next driver": recovered}
-            given.plot.write_text(panels(plots, "tasks of the batch"))
+            given.plot.write_text(plots_of(settled))
         console.print(table)
         addresses = {
             "SQLite": "sqlite:///" + str(folder / "{}.db"),

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,6 @@ class Engine:
         name: as the report shows it.
         program: its adapter.
         guarantee: what it is asked for: "exactly-once", "after-checkpoint" or "at-least-once".
-        promises: whether its makers say that no record is lost or doubled.
         python: runs the adapter.
         env: gives more environment variables.
     """
@@ -40,9 +40,13 @@ class Engine:
     name: str
     program: Path
     guarantee: str
-    promises: bool
     python: str = sys.executable
     env: Callable[[], Mapping[str, str]] = dict
+
+    @property
+    def promises_once(self) -> bool:
+        """Whether no record may be lost or doubled."""
+        return self.guarantee != "at-least-once"
 
     def argv(self, servers: str, source: str, target: str, state: Path) -> list[str]:
         """The command that runs it."""
@@ -54,31 +58,20 @@ class Engine:
 
 def engines() -> dict[str, Engine]:
     """All engines that can run here, by their short names."""
-    spark, flink = ADAPTERS / "spark.py", ADAPTERS / "flink.py"
+    spark = partial(Engine, program=ADAPTERS / "spark.py", env=import_path)
+    after = 'sparkonce, commit="after_checkpoint"'
     found = {
-        "sparkonce": Engine("sparkonce", spark, "exactly-once", promises=True, env=import_path),
-        "sparkonce-after": Engine(
-            'sparkonce, commit="after_checkpoint"',
-            spark,
-            "after-checkpoint",
-            promises=True,
-            env=import_path,
-        ),
-        "spark": Engine(
-            "Spark's Kafka sink", spark, "at-least-once", promises=False, env=import_path
-        ),
+        "sparkonce": spark("sparkonce", guarantee="exactly-once"),
+        "sparkonce-after": spark(after, guarantee="after-checkpoint"),
+        "spark": spark("Spark's Kafka sink", guarantee="at-least-once"),
     }
     if named := os.environ.get(PYFLINK):
-        python = os.path.abspath(named)  # noqa: PTH100 - a link that is resolved leaves its venv
-        for short, guarantee in (("flink", "exactly-once"), ("flink-once", "at-least-once")):
-            name = f"PyFlink, {guarantee.replace('-', ' ')}"
-            promises = guarantee == "exactly-once"
-            found[short] = Engine(
-                name,
-                flink,
-                guarantee,
-                promises=promises,
-                python=python,
-                env=lambda: {"FLINK_JARS": str(jar_dir("flink"))},
-            )
+        flink = partial(
+            Engine,
+            program=ADAPTERS / "flink.py",
+            python=os.path.abspath(named),  # noqa: PTH100 - a resolved link leaves its venv
+            env=lambda: {"FLINK_JARS": str(jar_dir("flink"))},
+        )
+        found["flink"] = flink("PyFlink, exactly once", guarantee="exactly-once")
+        found["flink-once"] = flink("PyFlink, at least once", guarantee="at-least-once")
     return found

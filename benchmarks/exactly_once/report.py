@@ -6,11 +6,12 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import FileSystemLoader
+
+from sparkonce.page import html
 
 if TYPE_CHECKING:
     from benchmarks.exactly_once.engines import Engine
@@ -63,6 +64,15 @@ def median_of(result: Result) -> float:
     return statistics.median(result.recovery_s) if result.recovery_s else 0.0
 
 
+def verdict(engine: Engine, result: Result) -> str:
+    """What the run with kills says of the engine's promise."""
+    if not result.lost and not result.duplicated:
+        return "each row once"
+    if engine.promises_once:
+        return "broken"
+    return "rows lost" if result.lost else "as promised: at least once"
+
+
 def write_report(
     path: Path, load: Load, results: Mapping[str, Result], engines: Mapping[str, Engine]
 ) -> None:
@@ -92,19 +102,16 @@ def write_report(
         for once, least in (("sparkonce", "spark"), ("flink", "flink-once"))
         if once in results and least in results
     ]
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = html.templates(FileSystemLoader(Path(__file__).parent))
     page = templates.get_template("report.html").render(
         load=load,
-        rows=[(engines[short], result, median_of(result)) for short, result in results.items()],
+        rows=[
+            (engines[short].name, result, median_of(result), verdict(engines[short], result))
+            for short, result in results.items()
+        ],
         plots=plots,
         costs=costs,
         machine=f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
-        style=files("sparkonce.page").joinpath("style.css").read_text(),
+        style=html.style(),
     )
     path.write_text(page)

@@ -149,24 +149,22 @@ class Run:
             program.start()
             for _ in range(load.kills):
                 # Only an engine that delivers can be harmed: wait for a record, then a while.
-                self._send_until_seen(sender.sent, load, sender, reader, program)
+                self._send_until_seen(load, sender, reader, program)
                 until = time.time() + rng.uniform(0.5, 5.0)
                 sender.send_at(load.rate, lambda until=until: time.time() > until)  # type: ignore[misc]
                 program.kill()
                 killed_s = time.time()
                 program.start()
-                # What was on its way may show up without the engine: what was made after it, not.
-                number = sender.sent
-                self._send_until_seen(number, load, sender, reader, program)
+                # Records of before may still become visible without the engine; new ones may not.
+                number = self._send_until_seen(load, sender, reader, program)
                 recoveries.append(seen.at_s[number] - killed_s)
             sender.flush()
             self._await_most(sender.sent, load, reader, program)
             return recoveries, sender.sent - len(seen.at_s), len(seen.again), sender.sent
 
-    def _send_until_seen(
-        self, number: int, load: Load, sender: Sender, reader: Reader, program: Program
-    ) -> None:
-        deadline = time.time() + PATIENCE_S
+    def _send_until_seen(self, load: Load, sender: Sender, reader: Reader, program: Program) -> int:
+        """Send until the first record of these is visible; returns its id."""
+        number, deadline = sender.sent, time.time() + PATIENCE_S
 
         def is_seen() -> bool:
             reader.check()
@@ -176,6 +174,7 @@ class Run:
             return number in reader.seen.at_s
 
         sender.send_at(load.rate, is_seen)
+        return number
 
     def _await_all(self, count: int, reader: Reader, program: Program) -> None:
         seen, deadline = reader.seen, time.time() + PATIENCE_S
@@ -195,11 +194,11 @@ class Run:
         A transaction that was left open holds back records until its timeout.
         """
         seen, deadline = reader.seen, time.time() + _LONGEST_TRANSACTION_S
-        while len(seen.at_s) < count or reader.hides_any():
+        while time.time() < deadline:
             reader.check()
             program.check()
             is_quiet = time.time() - seen.last_s > load.lost_after_s
-            if time.time() > deadline or (is_quiet and not reader.hides_any()):
+            if (len(seen.at_s) >= count or is_quiet) and not reader.hides_any():
                 break
             time.sleep(1)
         time.sleep(load.quiet_s)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from integration_tests.support.lake_in_s3 import delta_options
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import DeltaSink
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
@@ -51,14 +52,7 @@ class TestDeltaSink(SinkContract):
 
 @pytest.fixture
 def s3_options(s3: S3Server) -> dict[str, str]:
-    keys = s3.boto3_settings
-    return {
-        "AWS_ENDPOINT_URL": s3.endpoint_url,
-        "AWS_ACCESS_KEY_ID": keys["aws_access_key_id"],
-        "AWS_SECRET_ACCESS_KEY": keys["aws_secret_access_key"],
-        "AWS_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }
+    return delta_options(s3)
 
 
 def marks_in(client: S3Client, bucket: str) -> list[str]:

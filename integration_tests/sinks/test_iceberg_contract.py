@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from integration_tests.support.lake_in_s3 import iceberg_settings
 from sparkonce.sinks import IcebergSink
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
 from sparkonce.testing.sink_late import SinkLate
@@ -70,14 +71,10 @@ def in_postgres(postgres: PostgresServer, fresh_schema: str) -> dict[str, str]:
 @pytest.fixture
 def s3_settings(in_postgres: dict[str, str], s3: S3Server, fresh_bucket: str) -> dict[str, str]:
     """The same, and a warehouse in S3."""
-    keys = s3.boto3_settings
     return {
         **in_postgres,
         "warehouse": f"s3://{fresh_bucket}/lake",
-        "s3.endpoint": s3.endpoint_url,
-        "s3.access-key-id": keys["aws_access_key_id"],
-        "s3.secret-access-key": keys["aws_secret_access_key"],
-        "s3.region": "us-east-1",
+        **iceberg_settings(s3),
     }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from integration_tests.support.lake_in_s3 import iceberg_settings
 from integration_tests.support.nessie import nessie
 from sparkonce.sinks import IcebergSink
 from sparkonce.testing import Proxy, SinkContract, SinkWorld, checks
@@ -54,10 +55,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
                 settings = {
                     "name": "nessie",
                     "type": "rest",
-                    "s3.endpoint": s3.endpoint_url,
-                    "s3.access-key-id": s3.access_key,
-                    "s3.secret-access-key": s3.secret_key,
-                    "s3.region": s3.region,
+                    **iceberg_settings(s3),
                 }
                 yield Catalog(settings, port, client)
 

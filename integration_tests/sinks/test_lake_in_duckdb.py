@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.transforms import BucketTransform, DayTransform
 
+from integration_tests.support.lake_in_s3 import delta_options, iceberg_settings
 from integration_tests.support.lake_in_spark import prepared
 from sparkonce.sinks import DeltaSink, IcebergSink
 
@@ -75,10 +76,9 @@ def duck(s3: S3Server) -> Iterator[duckdb.DuckDBPyConnection]:
             package = importlib.import_module(f"duckdb_extension_{name}")
             (file,) = Path(str(package.__file__)).parent.rglob(f"{name}.duckdb_extension")
             connection.load_extension(str(file))
-        keys = s3.boto3_settings
         connection.execute(
             "CREATE SECRET (TYPE s3, URL_STYLE 'path', USE_SSL false, REGION 'us-east-1', "
-            f"KEY_ID '{keys['aws_access_key_id']}', SECRET '{keys['aws_secret_access_key']}', "
+            f"KEY_ID '{s3.access_key}', SECRET '{s3.secret_key}', "
             f"ENDPOINT '{s3.endpoint_url.removeprefix('http://')}')"
         )
         yield connection
@@ -110,15 +110,11 @@ def check(connection: duckdb.DuckDBPyConnection, table: str) -> None:
 
 @pytest.mark.parametrize("s3", ["versitygw"], indirect=True)
 def test_iceberg(duck: duckdb.DuckDBPyConnection, s3: S3Server, place: str, tmp_path: Path) -> None:
-    keys = s3.boto3_settings
     settings = {
         "type": "sql",
         "uri": f"sqlite:///{tmp_path}/catalog.db",
         "warehouse": f"{place}/lake",
-        "s3.endpoint": s3.endpoint_url,
-        "s3.access-key-id": keys["aws_access_key_id"],
-        "s3.secret-access-key": keys["aws_secret_access_key"],
-        "s3.region": "us-east-1",
+        **iceberg_settings(s3),
     }
     with (
         closing(load_catalog("default", **settings)) as catalog,
@@ -136,15 +132,7 @@ def test_iceberg(duck: duckdb.DuckDBPyConnection, s3: S3Server, place: str, tmp_
 
 @pytest.mark.parametrize("s3", ["versitygw"], indirect=True)
 def test_delta(duck: duckdb.DuckDBPyConnection, s3: S3Server, place: str) -> None:
-    keys = s3.boto3_settings
-    options = {
-        "AWS_ENDPOINT_URL": s3.endpoint_url,
-        "AWS_ACCESS_KEY_ID": keys["aws_access_key_id"],
-        "AWS_SECRET_ACCESS_KEY": keys["aws_secret_access_key"],
-        "AWS_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }
-    uri = f"{place}/orders"
+    uri, options = f"{place}/orders", delta_options(s3)
     DeltaTable.create(uri, schema=SCHEMA, partition_by=["day"], storage_options=options)
     with closing(DeltaSink(uri, storage_options=options, new_columns="add")) as sink:
         deliver(sink)

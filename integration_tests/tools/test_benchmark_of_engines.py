@@ -1,4 +1,4 @@
-"""The benchmark that engines can join: it tells right ones from those that lose or double."""
+"""The benchmark that engines can join sees which of them lose or double records."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LOAD = Load(
 )
 
 
-def engine(mode: str, *, promises: bool = True) -> Engine:
-    return Engine(mode, PROGRAM, mode, promises=promises)
+def engine(mode: str) -> Engine:
+    return Engine(mode, PROGRAM, mode)
 
 
 def test_right(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -47,6 +47,6 @@ def test_wrong(kafka: KafkaServer, tmp_path: Path, mode: str) -> None:
 def test_engine_that_ends(kafka: KafkaServer, tmp_path: Path) -> None:
     program = tmp_path / "ends.py"
     program.write_text("raise SystemExit('no such topic')")
-    one = Run(kafka.bootstrap_servers, Engine("ends", program, "right", promises=True), tmp_path)
+    one = Run(kafka.bootstrap_servers, Engine("ends", program, "right"), tmp_path)
     with pytest.raises(RuntimeError, match="has ended with 1: no such topic"):
         one.backlog(10)

@@ -67,9 +67,9 @@ def _files(clients: Clients, committables: Sequence[Committable]) -> Iterator[tu
         stem = batch_stem(committable.branch_id)
         for file in branch.files:
             if file.etag is not None:  # else no listing can prove it
-                folder = file.key.rpartition("/")[0]
-                prefix = f"{folder}/{stem}" if folder else stem
-                yield (branch.outcome.bucket, prefix), (branch.outcome, file)
+                folder, slash, _ = file.key.rpartition("/")
+                place = branch.outcome.bucket, f"{folder}{slash}{stem}"
+                yield place, (branch.outcome, file)
 
 
 def _complete(item: _File) -> Completed | None:

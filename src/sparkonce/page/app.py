@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from http import HTTPStatus
-from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import PackageLoader
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -17,7 +16,7 @@ from starlette.routing import Route
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.facts import Facts
-from sparkonce.page import views
+from sparkonce.page import html, views
 from sparkonce.page.access import Guard
 from sparkonce.page.source import Source
 from sparkonce.words import age, counted, until, when
@@ -62,13 +61,7 @@ class _Pages:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._one_doctor = threading.Lock()
-        self._templates = Environment(
-            loader=PackageLoader("sparkonce.page"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self._templates = html.templates(PackageLoader("sparkonce.page"))
         self._templates.filters |= {"age": age, "when": when, "until": until, "counted": counted}
         self._templates.globals |= {
             "path": _path,
@@ -117,7 +110,7 @@ class _Pages:
         )
 
     def style(self, _: Request) -> Response:
-        text = files("sparkonce.page").joinpath("style.css").read_text(encoding="utf-8")
+        text = html.style()
         return Response(text, media_type="text/css")
 
     def _name(self, request: Request) -> str:

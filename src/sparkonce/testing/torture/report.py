@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import PackageLoader
 
+from sparkonce.page import html
 from sparkonce.testing.torture.running import Outcome
 from sparkonce.words import counted
 
@@ -18,19 +18,13 @@ _BEFORE: Final = 25
 
 def write_report(path: Path, job: str, outcome: Outcome) -> None:
     """Write the page: the first anomaly with its history, the counts, and every event."""
-    templates = Environment(
-        loader=PackageLoader("sparkonce.testing.torture", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = html.templates(PackageLoader("sparkonce.testing.torture", ""))
     templates.filters |= {"counted": counted}
     first = next((n for n, e in enumerate(outcome.events) if e.kind == "anomaly"), None)
     page = templates.get_template("report.html").render(
         job=job,
         outcome=outcome,
-        style=files("sparkonce.page").joinpath("style.css").read_text(),
+        style=html.style(),
         passed_s=outcome.events[-1].at_s,
         history=[] if first is None else outcome.events[max(first - _BEFORE, 0) : first],
         record=None if outcome.record is None else json.dumps(outcome.record, indent=2),
