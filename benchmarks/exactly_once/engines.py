@@ -1,10 +1,11 @@
 """The engines that take part: each is a program that copies the values of one Kafka topic.
 
-    PROGRAM --servers HOST:PORT --input TOPIC --output TOPIC --state DIR --guarantee GUARANTEE
+    PROGRAM --servers HOST:PORT --input TOPIC --output OUTPUT --state DIR --guarantee GUARANTEE
 
 It copies every record's value from the input, from its beginning, until it is killed, and keeps
-what it must remember in DIR. Started again with the same arguments, it continues. It and all its
-children are killed by SIGKILL. So an engine joins with one such program and one entry here.
+what it must remember in DIR. OUTPUT is a topic, or the URI of an empty folder (file:///…). Started
+again with the same arguments, it continues. It and all its children are killed by SIGKILL. So an
+engine joins with one such program and one entry here.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Engine:
         guarantee: what it is asked for: "exactly-once", "after-checkpoint" or "at-least-once".
         python: runs the adapter.
         env: gives more environment variables.
+        writes_files: whether its output is a folder, not a topic.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Engine:
     guarantee: str
     python: str = sys.executable
     env: Callable[[], Mapping[str, str]] = dict
+    writes_files: bool = False
 
     @property
     def promises_once(self) -> bool:
@@ -59,11 +62,14 @@ class Engine:
 def engines() -> dict[str, Engine]:
     """All engines that can run here, by their short names."""
     spark = partial(Engine, program=ADAPTERS / "spark.py", env=import_path)
+    ours = partial(Engine, program=ADAPTERS / "with_sparkonce.py", env=import_path)
     after = 'sparkonce, commit="after_checkpoint"'
     found = {
-        "sparkonce": spark("sparkonce", guarantee="exactly-once"),
-        "sparkonce-after": spark(after, guarantee="after-checkpoint"),
+        "sparkonce": ours("sparkonce", guarantee="exactly-once"),
+        "sparkonce-after": ours(after, guarantee="after-checkpoint"),
         "spark": spark("Spark's Kafka sink", guarantee="at-least-once"),
+        "sparkonce-files": ours("sparkonce, files", guarantee="exactly-once", writes_files=True),
+        "spark-files": spark("Spark's file sink", guarantee="exactly-once", writes_files=True),
     }
     if named := os.environ.get(PYFLINK):
         flink = partial(
@@ -74,4 +80,5 @@ def engines() -> dict[str, Engine]:
         )
         found["flink"] = flink("PyFlink, exactly once", guarantee="exactly-once")
         found["flink-once"] = flink("PyFlink, at least once", guarantee="at-least-once")
+        found["flink-files"] = flink("PyFlink, files", guarantee="exactly-once", writes_files=True)
     return found

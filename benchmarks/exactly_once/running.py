@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.exactly_once.workload import Latency, Reader, Sender, make_topics, reading
+from benchmarks.exactly_once.readers import FolderReader, Latency, Reader, TopicReader
+from benchmarks.exactly_once.workload import Sender, make_topics
 
 from sparkonce.testing.services.process import Command, Guard, log_tail
 
@@ -112,9 +113,14 @@ class Run:
         source, target = f"in-{name}", f"out-{name}"
         make_topics(self.servers, source, target)
         (state := self.folder / name).mkdir()
+        if self.engine.writes_files:
+            (output := state / "output").mkdir()
+            reader, target = FolderReader(output), output.as_uri()
+        else:
+            reader = TopicReader(self.servers, target)
         argv = self.engine.argv(self.servers, source, target, state)
         program = Program(argv, {**os.environ, **self.engine.env()}, state / "log")
-        with closing(program), reading(self.servers, target) as reader:
+        with closing(reader), closing(program):
             yield Sender(self.servers, source), reader, program
 
     def backlog(self, records: int) -> tuple[float, float]:
@@ -126,8 +132,7 @@ class Run:
             program.start()
             self._await_all(records, reader, program)
             seen = reader.seen
-            took_s = seen.last_s - seen.began_ms / 1000
-            return records / took_s, min(seen.at_s.values()) - began
+            return records / (seen.last_s - seen.began_s), min(seen.at_s.values()) - began
 
     def steady(self, load: Load) -> Latency:
         with self.fresh() as (sender, reader, program):

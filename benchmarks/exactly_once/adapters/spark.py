@@ -1,4 +1,4 @@
-"""Copies a topic with Spark: by sparkonce, or by Spark's own Kafka sink."""
+"""Copies a topic with Spark's own sinks of Kafka and of files."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from sparkonce import ExactlyOnce
-from sparkonce.sinks import KafkaSink
 from sparkonce.testing.services import spark_kafka_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import DataStreamWriter
 
 _MOST_RECORDS = 250_000
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(doc: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=doc)
     for name in ("servers", "input", "output", "state", "guarantee"):
         parser.add_argument(f"--{name}", required=True)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def rows_of(given: argparse.Namespace) -> DataFrame:
+    """The values of the input topic."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    state = Path(given.state)
     settings = {
         "spark.jars": ",".join(map(str, spark_kafka_jars())),
         "spark.ui.enabled": "false",
@@ -35,9 +41,9 @@ def main() -> None:
     builder = SparkSession.builder.master("local[2]").appName("benchmark")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    rows = (
-        spark.readStream.format("kafka")
+    return (
+        builder.getOrCreate()
+        .readStream.format("kafka")
         .option("kafka.bootstrap.servers", given.servers)
         .option("subscribe", given.input)
         .option("startingOffsets", "earliest")
@@ -45,24 +51,26 @@ def main() -> None:
         .load()
         .select("value")
     )
-    if given.guarantee == "at-least-once":
-        stream = (
-            rows.writeStream.format("kafka")
-            .option("kafka.bootstrap.servers", given.servers)
-            .option("topic", given.output)
-            .option("kafka.linger.ms", "50")
-            .option("kafka.compression.type", "lz4")
-        )
-    else:
-        waits = given.guarantee == "after-checkpoint"
-        pipeline = ExactlyOnce(
-            "benchmark",
-            sinks=[KafkaSink(given.output, bootstrap_servers=given.servers)],
-            log=f"sqlite:///{state}/log.db",
-            commit="after_checkpoint" if waits else "immediate",
-        )
-        stream = rows.writeStream.foreachBatch(pipeline)
-    stream.option("checkpointLocation", str(state / "checkpoint")).start().awaitTermination()
+
+
+def run(stream: DataStreamWriter, given: argparse.Namespace) -> None:
+    checkpoint = str(Path(given.state) / "checkpoint")
+    stream.option("checkpointLocation", checkpoint).start().awaitTermination()
+
+
+def main() -> None:
+    given = arguments(__doc__)
+    stream = rows_of(given).writeStream
+    if given.output.startswith("file:"):
+        run(stream.format("parquet").option("path", given.output), given)
+    kafka = (
+        stream.format("kafka")
+        .option("kafka.bootstrap.servers", given.servers)
+        .option("topic", given.output)
+        .option("kafka.linger.ms", "50")
+        .option("kafka.compression.type", "lz4")
+    )
+    run(kafka, given)
 
 
 if __name__ == "__main__":
