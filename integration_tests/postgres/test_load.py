@@ -326,6 +326,18 @@ def test_null_in_an_array_stays_one_whatever_the_role_says(
     assert stored == [(text, text) for text in texts]
 
 
+@pytest.mark.parametrize("type_", ["text", "inet", "uuid"])
+def test_text_that_is_not_utf8_is_refused(world: World, type_: str) -> None:
+    """As Spark has it after a cast of bytes to text. The message names table and column."""
+    world.table(f"v {type_}")
+    offsets = pa.array([0, 2, 4], pa.int32()).buffers()[1]
+    texts = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"ab\xff\xfe"))
+    rows = pa.table({"v": texts})
+    sink = world.ready(rows.schema)
+    with pytest.raises(PrepareRejectedError, match=r"orders[,:] .*column 'v': "):
+        deliver(sink, rows)
+
+
 @pytest.fixture
 def priced(world: World) -> str:
     """A table whose columns are arrays of domains."""

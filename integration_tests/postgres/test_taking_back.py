@@ -41,6 +41,17 @@ CASCADE = (
     "ALTER TABLE {0}.orders ADD PRIMARY KEY (id);"
     "CREATE TABLE {0}.lines (id bigint REFERENCES {0}.orders ON DELETE CASCADE)"
 )
+UPSERT = (
+    "CREATE FUNCTION {0}.put() RETURNS trigger LANGUAGE plpgsql AS '"
+    "BEGIN UPDATE {0}.orders SET name = NEW.name WHERE id = NEW.id; "
+    "IF FOUND THEN RETURN NULL; END IF; RETURN NEW; END'; "
+    "CREATE TRIGGER put BEFORE INSERT ON {0}.orders FOR EACH ROW EXECUTE FUNCTION {0}.put()"
+)
+REFERRED = (
+    "ALTER TABLE {0}.orders ADD PRIMARY KEY (id);"
+    "CREATE TABLE {0}.lines (id bigint REFERENCES {0}.orders DEFERRABLE INITIALLY DEFERRED);"
+    "INSERT INTO {0}.lines VALUES (31)"
+)
 TRIGGER = (
     "CREATE FUNCTION {0}.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; "
     "CREATE TRIGGER keep BEFORE DELETE ON {0}.orders FOR EACH ROW WHEN (OLD.id = 31) "
@@ -146,16 +157,15 @@ def test_batch_of_one_phase_goes(prepares: Pipeline) -> None:
         ("ALTER TABLE {}.orders ALTER id TYPE numeric", [Visible(0)] * 3),
         ("DELETE FROM {}.sparkonce_commits WHERE batch_id = 3", "deleted it"),
         ("UPDATE {}.sparkonce_commits SET token = 9", [Visible(0)] * 3),
-        (
-            CASCADE,
-            "lines_id_fkey",
-        ),
-        (
-            TRIGGER,
-            [Visible(3)] * 3,
-        ),
+        (CASCADE, "lines_id_fkey"),
+        (REFERRED, "lines_id_fkey.*delete the rows that refer"),
+        (TRIGGER, "8 of the 9 rows"),
+        (UPSERT, "trigger put on INSERT"),
     ],
-    ids=["update", "delete", "rewritten", "no marker", "marker changed", "cascade", "trigger"],
+    ids=[
+        *("update", "delete", "rewritten", "no marker", "marker changed"),
+        *("cascade", "referred to", "trigger", "upsert"),
+    ],
 )
 def test_what_others_have_changed_is_noticed(
     prepared: World,
@@ -163,7 +173,7 @@ def test_what_others_have_changed_is_noticed(
     change: str,
     expected: list[Visible] | str,
 ) -> None:
-    """Nothing is removed then: not the rows of other batches either."""
+    """Nothing is removed then: not the rows of other batches either. A look shows what it can."""
     prepared.table()
     sink, branches = after()
     prepared.run(change.format(prepared.schema))
@@ -176,6 +186,59 @@ def test_what_others_have_changed_is_noticed(
     with pytest.raises(TakeBackRefusedError):
         sink.take_back(branches)
     assert (prepared.rows(), prepared.rows("sparkonce_commits")) == before
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_rows_that_a_trigger_updated_stay(prepared: World, load: str) -> None:
+    """Such a row has the batch's transaction, and one of the batch's rows is missing for it."""
+    prepared.table(KEYED)
+    prepared.run(UPSERT.format(prepared.schema))
+    prepared.run(f"INSERT INTO {prepared.schema}.orders VALUES (31, 'of somebody else')")
+    branches = delivered(prepared.ready(ROWS.schema, load=load), load, [3])
+    sink = prepared.sink()
+    for verb in (sink.find_delivered, sink.take_back):
+        with pytest.raises(TakeBackRefusedError, match="DISABLE TRIGGER put"):
+            verb(branches)
+    assert prepared.ids() == ids_of(3)
+
+
+def test_role_that_may_not_delete_is_refused_at_the_look(
+    prepared: World, after: Callable[..., tuple[PostgresSink, list[Delivered]]]
+) -> None:
+    """Before a rewind has removed rows of other sinks."""
+    prepared.table()
+    _, branches = after()
+    with prepared.role("INSERT, SELECT") as (role, dsn):
+        prepared.run(f"GRANT SELECT, UPDATE ON {prepared.schema}.sparkonce_commits TO {role}")
+        with pytest.raises(TakeBackRefusedError, match="permission denied for table orders"):
+            prepared.sink(dsn=dsn).find_delivered(branches)
+
+
+@pytest.mark.parametrize("moment", ["DELETE FROM", "SET rows = 0", "COMMIT"])
+def test_transaction_that_ends_unseen_removes_nothing(
+    prepared: World,
+    after: Callable[..., tuple[PostgresSink, list[Delivered]]],
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    """As behind a pooler that hides the end of a session: each message would commit by itself."""
+    prepared.table()
+    sink, branches = after()
+    execute, ended = psycopg.Connection.execute, []
+
+    def ending(self: PgConnection, query: Any, *args: Any, **more: Any) -> Any:
+        text = query if isinstance(query, str) else query.as_string(self)
+        if not ended and moment in text and "set_config" not in text:
+            ended.append(execute(self, "ROLLBACK"))
+        return execute(self, query, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "execute", ending)
+        with pytest.raises(TakeBackRefusedError, match="ended unseen"):
+            sink.take_back(branches)
+    assert ended
+    assert prepared.ids() == ids_of(1, 2, 3, 4, 5)
+    assert sink.find_delivered(branches) == [Visible(3)] * 3
 
 
 def test_update_that_is_not_committed_yet_is_waited_for(

@@ -783,14 +783,32 @@ def test_too_many_folders(make_sink: Callable[..., S3Sink], world: World) -> Non
     assert world.counts() == (0, 0)
 
 
-def test_folder_that_makes_too_long_a_key(make_sink: Callable[..., S3Sink]) -> None:
-    """It is refused while the rows are written, not when they are decided."""
-    sink = make_sink(partition_by=["day"])
+@pytest.mark.parametrize(
+    ("names", "length", "expected"), [("a", 254, "255 bytes"), ("abcd", 250, "1024 bytes")]
+)
+def test_folder_that_makes_too_long_a_key(
+    make_sink: Callable[..., S3Sink], names: str, length: int, expected: str
+) -> None:
+    """It is refused while the rows are written, not when they are decided.
+
+    versitygw keeps objects as files. It takes all parts of such an upload, and never completes it.
+    """
+    sink = make_sink(partition_by=list(names))
     handle = sink.beginTransaction(branch())
-    rows = pa.RecordBatch.from_pydict({"id": [1], "day": ["x" * 1000]})
-    with pytest.raises(PrepareRejectedError, match="1024 bytes"):
+    rows = pa.RecordBatch.from_pydict({"id": [1], **{key: ["x" * length] for key in names}})
+    with pytest.raises(PrepareRejectedError, match=expected):
         sink.write(handle, rows)
     sink.discard(handle)
+
+
+@pytest.mark.parametrize("value", ["x" * 253, "a\0b"], ids=["longest", "NUL"])
+def test_folder_that_every_server_takes(
+    make_sink: Callable[..., S3Sink], world: World, value: str
+) -> None:
+    sink = make_sink(partition_by=["a"])
+    sink.commit(prepare(sink, branch(), pa.RecordBatch.from_pydict({"id": [1], "a": [value]})))
+    (key,) = world.objects()
+    assert f"/a={value.replace(chr(0), '%00')}/" in key
 
 
 def test_parts_grow_with_the_file(

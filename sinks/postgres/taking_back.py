@@ -5,6 +5,9 @@
 
 An update gives a row another xmin, and a restored dump gives it to every row. So the number of rows
 shows both. The marker stays: a driver that is still in the middle of its commit finds it.
+
+A look does all of this too, and rolls it back. So it shows what would refuse the removal, before
+other sinks have lost rows.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
+from psycopg import errors as pg
+from psycopg import sql
 
 from sparkonce.errors import SinkUnavailableError, TakeBackRefusedError
 from sparkonce.model import BranchId, Committable
@@ -26,17 +31,22 @@ from sparkonce.sinks.postgres.merging.merge import Merge
 from sparkonce.sinks.postgres.server.advice import is_transient, next_step
 from sparkonce.sinks.postgres.server.connections import Address, PgConnection, Pool, roll_back
 from sparkonce.sinks.postgres.server.identity import Server
-from sparkonce.sinks.postgres.server.outcome import await_standbys
-from sparkonce.sinks.postgres.server.sql import (
-    COMMIT,
-    MARKER_TABLE,
-    TO_WRITE,
-    Timeouts,
+from sparkonce.sinks.postgres.server.inserted import (
     count_inserted,
     delete_inserted,
     find_cascades,
     find_markers,
+    find_rewriting_triggers,
     mark_taken_back,
+)
+from sparkonce.sinks.postgres.server.outcome import await_standbys
+from sparkonce.sinks.postgres.server.sql import (
+    CHECK_CONSTRAINTS_NOW,
+    COMMIT,
+    MARKER_TABLE,
+    TO_WRITE,
+    Timeouts,
+    require_own_transaction,
     script,
     settings,
 )
@@ -93,30 +103,19 @@ class Remover:
     def _count(
         self, connection: PgConnection, place: Place, branches: Sequence[Delivered]
     ) -> dict[BranchId, int]:
-        self._check_server(connection, place)
-        try:
-            connection.execute(script(TO_WRITE, settings(self.timeouts)))
-            markers = self._markers(connection, place, branches)
-            self._check_cascades(connection, place)
-            there = [marker.transaction for marker in markers.values() if marker.rows]
+        with self._transaction(connection, place, branches) as left:
+            there = [marker.transaction for marker in left.values()]
             query = count_inserted(place.schema, place.table, there)
             counts: dict[str, int] = dict(connection.execute(query).fetchall()) if there else {}
-        finally:
-            roll_back(connection)
-        return {
-            branch_id: counts.get(marker.transaction, 0) if marker.rows else 0
-            for branch_id, marker in markers.items()
-        }
+            if left:
+                self._delete(connection, place, left, sum(counts.values()))
+        found = dict.fromkeys((committable.branch_id for committable, _ in branches), 0)
+        return found | {id_: counts.get(marker.transaction, 0) for id_, marker in left.items()}
 
     def _remove(
         self, connection: PgConnection, place: Place, branches: Sequence[Delivered]
     ) -> None:
-        self._check_server(connection, place)
-        try:
-            connection.execute(script(TO_WRITE, settings(self.timeouts)))
-            markers = self._markers(connection, place, branches, locked=True)
-            self._check_cascades(connection, place)
-            left = {branch: marker for branch, marker in markers.items() if marker.rows}
+        with self._transaction(connection, place, branches) as left:
             expected = 0
             for committable, rows in branches:
                 if (marker := left.get(committable.branch_id)) is not None:
@@ -124,12 +123,24 @@ class Remover:
                     expected += rows
             if left:
                 self._delete(connection, place, left, expected)
-            if (tag := connection.execute(COMMIT).statusmessage) != "COMMIT":
+            if (tag := _within(connection, COMMIT).statusmessage) != "COMMIT":
                 raise SinkUnavailableError(f"{self.where}: the server answered {tag} to COMMIT")
-        finally:
-            roll_back(connection)
         newest = branches[0].committable.branch_id
         await_standbys(connection, self.timeouts, place.schema, newest)
+
+    @contextlib.contextmanager
+    def _transaction(
+        self, connection: PgConnection, place: Place, branches: Sequence[Delivered]
+    ) -> Iterator[dict[BranchId, Marker]]:
+        """Lock the markers, and yield those whose rows are there; roll back if not committed."""
+        self._check_server(connection, place)
+        try:
+            connection.execute(script(TO_WRITE, settings(self.timeouts)))
+            markers = self._markers(connection, place, branches)
+            self._check_others(connection, place)
+            yield {branch_id: marker for branch_id, marker in markers.items() if marker.rows}
+        finally:
+            roll_back(connection)
 
     def _delete(
         self,
@@ -141,28 +152,25 @@ class Remover:
         """Delete the rows; nobody can add one with an old xmin, so their number proves them all."""
         transactions = [marker.transaction for marker in left.values()]
         query = delete_inserted(place.schema, place.table, transactions)
-        deleted = connection.execute(query).rowcount
+        deleted = _within(connection, query).rowcount
         if deleted != expected:
             raise TakeBackRefusedError(
-                f"{self.where} has {deleted} of the {expected} rows of {len(left)} branches, from "
-                f"{min(map(str, left))} on: another writer has changed or removed some"
+                f"{self.where} gives back {deleted} of the {expected} rows of {len(left)} "
+                f"branches, from {min(map(str, left))} on: another writer has changed or removed "
+                "some, or a trigger keeps them"
             )
-        marked = connection.execute(mark_taken_back(place.schema, list(map(str, left)))).rowcount
+        connection.execute(CHECK_CONSTRAINTS_NOW)
+        marked = _within(connection, mark_taken_back(place.schema, list(map(str, left)))).rowcount
         if marked != len(left):
             raise TakeBackRefusedError(
                 f"{self.where}: {marked} of {len(left)} rows of {MARKER_TABLE} could be updated"
             )
 
     def _markers(
-        self,
-        connection: PgConnection,
-        place: Place,
-        branches: Sequence[Delivered],
-        *,
-        locked: bool = False,
+        self, connection: PgConnection, place: Place, branches: Sequence[Delivered]
     ) -> dict[BranchId, Marker]:
         ids = [committable.branch_id for committable, _ in branches]
-        rows = connection.execute(find_markers(place.schema, ids, locked=locked)).fetchall()
+        rows = connection.execute(find_markers(place.schema, ids)).fetchall()
         found = {branch: Marker(transaction, number) for branch, transaction, number in rows}
         for branch_id in ids:
             if str(branch_id) not in found:
@@ -177,22 +185,46 @@ class Remover:
         if reason := Server.ask(connection).why_not(place.system, place.database):
             raise TakeBackRefusedError(f"{self.where}: {reason}")
 
-    def _check_cascades(self, connection: PgConnection, place: Place) -> None:
+    def _check_others(self, connection: PgConnection, place: Place) -> None:
+        """Check that only the batch's rows would go."""
         found = connection.execute(find_cascades(place.schema, place.table)).fetchall()
         if found:
             raise TakeBackRefusedError(
                 f"{self.where}: the foreign key {found[0][0]} would delete or change other rows "
                 "with these (ON DELETE CASCADE, SET NULL or SET DEFAULT): drop it first"
             )
+        triggers = connection.execute(find_rewriting_triggers(place.schema, place.table)).fetchall()
+        if triggers:
+            table, name = triggers[0]
+            raise TakeBackRefusedError(
+                f"{self.where}: the trigger {name} on INSERT may have updated rows that were there "
+                "before, and left out the batch's, so the updated ones would go. If it never does "
+                f"that: ALTER TABLE {table} DISABLE TRIGGER {name}, until the rows are removed"
+            )
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
         try:
             yield
+        except pg.ForeignKeyViolation as error:
+            raise TakeBackRefusedError(
+                f"{self.where}: {self.address.said(error)} (delete the rows that refer to the "
+                "batch's first)"
+            ) from self.address.cause(error)
         except psycopg.Error as error:
             said = f"{self.where}: {self.address.said(error)}{next_step(error, self.timeouts)}"
             failure = SinkUnavailableError if is_transient(error) else TakeBackRefusedError
             raise failure(said) from self.address.cause(error)
+
+
+def _within(connection: PgConnection, query: sql.Composable) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Run a statement of the transaction that has locked the markers.
+
+    If that was ended unseen, as behind a pooler, the statement would commit by itself.
+    """
+    cursor = connection.execute(script(require_own_transaction("it was ended unseen"), query))
+    cursor.nextset()
+    return cursor
 
 
 def _by_place(branches: Sequence[Delivered]) -> dict[Place, list[Delivered]]:

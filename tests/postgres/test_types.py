@@ -108,6 +108,20 @@ def test_decimal_never_loses_a_digit(
         assert arrived.type.scale <= max(target_scale, 0)
 
 
+def not_utf8() -> pa.Array:
+    """As Spark has it after a cast of bytes to text."""
+    offsets = pa.array([0, 2, 4], pa.int32()).buffers()[1]
+    return pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"ab\xff\xfe"))
+
+
+@pytest.mark.parametrize("name", ["uuid", "text"])
+def test_text_that_is_not_utf8(name: str) -> None:
+    array = not_utf8()
+    column = plan("x", array.type, kind(name))
+    with pytest.raises(ValueDoesNotFitError, match="column 'x': a text is not UTF-8"):
+        python_values(convert(array, column), column)
+
+
 def test_decimal_that_moves_by_more_digits_than_arrow_has() -> None:
     """Arrow's cast over 39 digits gives 0 and no error."""
     array = pa.array([Decimal("1E-34")], pa.decimal128(34, 34))

@@ -93,16 +93,17 @@ class StagingWriter:
                     convert(array, column)
                     for array, column in zip(part.columns, self._target.columns, strict=True)
                 ]
+                is_binary = self._target.is_binary
+                texts = [] if is_binary else list(map(python_values, arrays, self._target.columns))
             except ValueDoesNotFitError as error:
                 self._reject(str(error), None)
             with self._errors():
-                if self._target.is_binary:
+                if is_binary:
                     schema = pa.schema([column.field for column in self._target.columns])
                     encoded = pa.RecordBatch.from_arrays(arrays, schema=schema)
                     self._copy.write(self._encoder.write_batch(encoded))
                 else:
-                    values = map(python_values, arrays, self._target.columns)
-                    for row in zip(*values, strict=True):
+                    for row in zip(*texts, strict=True):
                         self._copy.write_row(row)
         self.rows += batch.num_rows
 

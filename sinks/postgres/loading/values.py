@@ -61,12 +61,18 @@ def convert(array: Any, column: ColumnPlan) -> Any:
         return _pa.ListArray.from_arrays(
             pa.array(offsets), values, type=column.field.type, mask=_pc.is_null(lists)
         )
-    except pa.ArrowInvalid:
-        # Arrow's text shows the value, which may be confidential.
-        raise ValueDoesNotFitError(
-            f"column {column.name!r}: a value of Arrow type {array.type} does not fit into "
-            f"Postgres type {column.type.ddl} unchanged"
-        ) from None
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise _does_not_fit(array, column, error) from None
+
+
+def _does_not_fit(array: Any, column: ColumnPlan, error: ValueError) -> ValueDoesNotFitError:
+    """Without the error's own text, which shows the value: it may be confidential."""
+    if isinstance(error, UnicodeDecodeError):
+        return ValueDoesNotFitError(f"column {column.name!r}: a text is not UTF-8")
+    return ValueDoesNotFitError(
+        f"column {column.name!r}: a value of Arrow type {array.type} does not fit into "
+        f"Postgres type {column.type.ddl} unchanged"
+    )
 
 
 def _convert(array: Any, column: ColumnPlan) -> Any:
@@ -179,13 +185,19 @@ def _read_uuid(text: str | None) -> bytes | None:
 
 
 def python_values(array: Any, column: ColumnPlan) -> list[Any]:
-    """The converted array as values that psycopg writes in Postgres' text form."""
-    if column.type.is_array:
-        values = _python_values(array.flatten(), column)
-        lengths = _pc.list_value_length(array).to_pylist()
-        parts = iter(values)
-        return [None if n is None else list(itertools.islice(parts, n)) for n in lengths]
-    return _python_values(array, column)
+    """The converted array as values that psycopg writes in Postgres' text form.
+
+    Raises:
+        ValueDoesNotFitError: a text is not UTF-8.
+    """
+    try:
+        if not column.type.is_array:
+            return _python_values(array, column)
+        parts = iter(_python_values(array.flatten(), column))
+    except UnicodeDecodeError as error:
+        raise _does_not_fit(array, column, error) from None
+    lengths = _pc.list_value_length(array).to_pylist()
+    return [None if n is None else list(itertools.islice(parts, n)) for n in lengths]
 
 
 def _python_values(array: Any, column: ColumnPlan) -> list[Any]:

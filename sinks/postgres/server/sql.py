@@ -274,53 +274,6 @@ def require_marker(schema: str, branch_id: BranchId, otherwise: str) -> sql.Comp
     ).format(sql.Literal(otherwise), qualified(schema, MARKER_TABLE), sql.Literal(str(branch_id)))
 
 
-def find_markers(
-    schema: str, branches: Sequence[BranchId], *, locked: bool = False
-) -> sql.Composed:
-    """The marker rows: branch, the transaction that wrote it and its rows, and their number."""
-    return sql.SQL("SELECT branch, xmin::text, rows FROM {} WHERE branch IN ({}){}").format(
-        qualified(schema, MARKER_TABLE),
-        sql.SQL(", ").join(sql.Literal(str(branch_id)) for branch_id in branches),
-        sql.SQL(" FOR UPDATE" if locked else ""),
-    )
-
-
-def mark_taken_back(schema: str, branches: Sequence[str]) -> sql.Composed:
-    """Set the rows of these markers to 0. They stay, so that nobody can commit the branch again."""
-    return sql.SQL("UPDATE {} SET rows = 0 WHERE branch IN ({})").format(
-        qualified(schema, MARKER_TABLE), sql.SQL(", ").join(map(sql.Literal, branches))
-    )
-
-
-# -- rows by the transaction that inserted them ----------------------------------------------------
-
-
-def count_inserted(schema: str, table: str, transactions: Sequence[str]) -> sql.Composed:
-    """The number of rows that each transaction has inserted, and that nobody has changed since."""
-    return sql.SQL("SELECT xmin::text, count(*) FROM {} WHERE {} GROUP BY 1").format(
-        qualified(schema, table), _inserted_by(transactions)
-    )
-
-
-def delete_inserted(schema: str, table: str, transactions: Sequence[str]) -> sql.Composed:
-    return sql.SQL("DELETE FROM {} WHERE {}").format(
-        qualified(schema, table), _inserted_by(transactions)
-    )
-
-
-def _inserted_by(transactions: Sequence[str]) -> sql.Composed:
-    return sql.SQL("xmin = ANY ({}::xid[])").format(sql.Literal("{" + ",".join(transactions) + "}"))
-
-
-def find_cascades(schema: str, table: str) -> sql.Composed:
-    """Foreign keys that would delete or change rows of other tables with those of this one."""
-    return sql.SQL(
-        "SELECT conname FROM pg_catalog.pg_constraint WHERE contype = 'f' "
-        "AND confdeltype IN ('c', 'n', 'd') AND confrelid IN (SELECT {0}::regclass "
-        "UNION SELECT relid FROM pg_catalog.pg_partition_tree({0}::regclass)) ORDER BY 1"
-    ).format(sql.Literal(qualified(schema, table).as_string()))
-
-
 def require_own_transaction(otherwise: str) -> sql.Composed:
     """Fails outside of a transaction that has written.
 

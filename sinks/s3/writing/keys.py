@@ -27,8 +27,12 @@ _NAME = re.compile(
     r"\.b(?P<batch_id>[0-9]+)\.p(?P<write_pass>[0-9]+)\.a(?P<attempt>[0-9]+)"
     r"\.n[0-9]+\.(?:parquet|(?:json|csv)(?:\.gz|\.zst)?)"
 )
-# The characters that Spark's ExternalCatalogUtils.escapePathName escapes.
-_ESCAPED = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
+MAX_FOLDER_BYTES = 255
+"""Of one folder's name. A server that keeps objects as files takes no more."""
+
+# The characters that Spark's ExternalCatalogUtils.escapePathName escapes, and NUL, which such a
+# server refuses.
+_ESCAPED = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 
 
 def batch_stem(branch_id: BranchId) -> str:

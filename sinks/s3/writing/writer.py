@@ -27,7 +27,7 @@ from sparkonce.sinks.s3.connecting.answers import describe
 from sparkonce.sinks.s3.connecting.client import Clients
 from sparkonce.sinks.s3.connecting.place import MAX_KEY_BYTES, Place
 from sparkonce.sinks.s3.writing.formats import FileFormat, RowWriter
-from sparkonce.sinks.s3.writing.keys import file_key, folder_name
+from sparkonce.sinks.s3.writing.keys import MAX_FOLDER_BYTES, file_key, folder_name
 from sparkonce.sinks.s3.writing.objects import S3Objects
 from sparkonce.sinks.s3.writing.staged import StagedFile
 from sparkonce.sinks.s3.writing.upload import MAX_PARTS, PartStream, Transfers, numbers
@@ -151,6 +151,13 @@ class BranchWriter:
                 "by these columns and leave writers= out, S3Sink(transform=lambda df: "
                 f"df.repartition({', '.join(map(repr, columns))})), partition by columns with "
                 "fewer values, or raise max_open_files= if the executors have the memory",
+                self.branch_id,
+            )
+        # Such a server would take the parts, and refuse to complete the upload.
+        if any(len(name.encode()) > MAX_FOLDER_BYTES for name in folder.split("/")):
+            raise PrepareRejectedError(
+                f"the folder {folder[:80]!r}... has a name longer than {MAX_FOLDER_BYTES} bytes "
+                f"(partition_by={columns}): shorten the values",
                 self.branch_id,
             )
         # With the highest number that is tried, so that no later key is too long.
