@@ -34,7 +34,9 @@ MODELS: Final[Mapping[str, Model]] = {
     "losses, after_checkpoint": Model(policies=AFTER, batches=1, faults=(("loss", 1),)),
     "strays": Model(policies=IMMEDIATE, batches=1, faults=(("stray", 1), ("interrupt", 1))),
     "late writes": Model(policies=IMMEDIATE, batches=1, faults=(("late", 1),)),
-    "late writes, after_checkpoint": Model(policies=AFTER, batches=1, faults=(("late", 1),)),
+    "late writes, after_checkpoint": Model(
+        policies=AFTER, batches=1, sinks=1, faults=(("late", 1),)
+    ),
     "gaps": Model(policies=AFTER, batches=1, faults=(("gap", 1),)),
     "rulings": Model(
         policies=IMMEDIATE,
@@ -45,8 +47,9 @@ MODELS: Final[Mapping[str, Model]] = {
     "rewinds": Model(policies=IMMEDIATE, batches=2, sinks=1, faults=(("rewind", 1),)),
     "rewinds, after_checkpoint": Model(policies=AFTER, batches=2, sinks=1, faults=(("rewind", 1),)),
 }
-"""Two drivers and two sinks each. The whole protocol has three batches; a kind of fault has as
-many as it can reach beyond: one, since nothing but the log carries over from batch to batch."""
+"""Two drivers each, and two sinks, or one where a check would take half an hour. The whole protocol has
+three batches; a kind of fault has as many as it can reach beyond: one, since nothing but the log
+carries over from batch to batch."""
 
 COPIES: Final = Model(
     batches=1, sinks=1, faults=(("copy", 1),), tokens=3, copies=True, policies=IMMEDIATE
