@@ -47,9 +47,9 @@ MODELS: Final[Mapping[str, Model]] = {
     "rewinds": Model(policies=IMMEDIATE, batches=2, sinks=1, faults=(("rewind", 1),)),
     "rewinds, after_checkpoint": Model(policies=AFTER, batches=2, sinks=1, faults=(("rewind", 1),)),
 }
-"""Two drivers each, and two sinks, or one where a check would take half an hour. The whole protocol has
-three batches; a kind of fault has as many as it can reach beyond: one, since nothing but the log
-carries over from batch to batch."""
+"""Two drivers each, and two sinks, or one where a check would take half an hour. The whole protocol
+has three batches; a kind of fault has as many as it can reach beyond: one, since nothing but the
+log carries over from batch to batch."""
 
 COPIES: Final = Model(
     batches=1, sinks=1, faults=(("copy", 1),), tokens=3, copies=True, policies=IMMEDIATE
