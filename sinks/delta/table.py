@@ -27,7 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from sparkonce.sinks.delta.live import live_files
 from sparkonce.sinks.delta.statistics import statistics_of
-from sparkonce.sinks.lakehouse.marks import Marks, file_name
+from sparkonce.sinks.lakehouse.marks import Marks
 from sparkonce.sinks.lakehouse.proofs import (
     TAKEN_BACK,
     End,
@@ -209,10 +209,9 @@ class DeltaVersion(LoadedTable):
             return False
         return True
 
-    def may_name(self, task: BranchId) -> bool:
-        first = f"{self.marks.data(task)}/{file_name(task.attempt, 0)}".rpartition("-")[0]
-        paths: list[Any] = pa.table(self.table.get_add_actions()).column("path").to_pylist()
-        return any(path.startswith(f"{first}-") for path in paths)
+    def may_name(self, task: BranchId) -> bool:  # noqa: ARG002
+        """Always: after OPTIMIZE older versions name a batch's files; VACUUM deletes others."""
+        return True
 
     def is_taken_back(self, branch_id: BranchId) -> bool:
         return is_after(self._first_taken_back(branch_id), branch_id)

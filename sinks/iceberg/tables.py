@@ -11,6 +11,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from sparkonce.datasets import Dataset, without_secrets
+from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.lakehouse.storage import Storage
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Tables:
         with self._lock:
             if self._catalog is None:
                 more = {} if isinstance(self._settings, str) else dict(self._settings)
-                self._catalog = load_catalog(more.pop("name", self.name), **_IO, **more)
+                self._catalog = _opened(more.pop("name", self.name), more)
             return self._catalog
 
     def load(self) -> Table:
@@ -79,6 +80,18 @@ class Tables:
             if self._catalog is not None:
                 self._catalog.close()
                 self._catalog = None
+
+
+def _opened(name: str, settings: Mapping[str, str]) -> Catalog:
+    try:
+        return load_catalog(name, **_IO, **settings)
+    except ValueError as error:
+        if "infer" not in str(error):
+            raise
+        raise ConfigurationError(  # the library's text shows the uri, with a password in it
+            f"IcebergSink: catalog {name!r} has no type, and its uri does not show one: add "
+            '"type": "rest", "sql", "hive" or "glue"'
+        ) from None
 
 
 class Folders:

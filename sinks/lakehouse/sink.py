@@ -17,7 +17,13 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from sparkonce.errors import CommitRejectedError, ConfigurationError, PrepareRejectedError
+from sparkonce.errors import (
+    CommitRejectedError,
+    ConfigurationError,
+    PrepareRejectedError,
+    SinkUnavailableError,
+    SparkOnceError,
+)
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
@@ -31,6 +37,7 @@ from sparkonce.sinks.capabilities import (
 )
 from sparkonce.sinks.lakehouse.finishing import BatchEnd, TaskEnd
 from sparkonce.sinks.lakehouse.marks import Mark, batch_of
+from sparkonce.sinks.lakehouse.outages import in_one_line, is_outage
 from sparkonce.sinks.lakehouse.payloads import PreparedBatch, WrittenFiles
 from sparkonce.sinks.lakehouse.ranges import as_ranges
 from sparkonce.sinks.lakehouse.table import LoadedTable
@@ -123,8 +130,18 @@ class LakehouseSink(
 
         Raises:
             ConfigurationError: a setting, the table or a column cannot work.
+            SinkUnavailableError: the catalog or the storage does not respond now.
         """
-        self._spec = self._prepare_table(schema).layout().spec
+        try:
+            self._spec = self._prepare_table(schema).layout().spec
+        except SparkOnceError:
+            raise
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            raise SinkUnavailableError(
+                f"{type(self).__name__}: {self.target} is unavailable now ({in_one_line(error)})"
+            ) from error
 
     def vote(
         self, branch_id: BranchId, committables: Sequence[Committable]

@@ -509,6 +509,7 @@ def test_commit_removes_the_marks_of_its_tasks_only(lake: Lake) -> None:
 
 
 def test_late_task_of_a_committed_batch_is_aborted_alone(lake: Lake) -> None:
+    """Its file stays for VACUUM, as in the next test."""
     lake.create()
     sink = lake.sink()
     sink.commit(prepared(sink, 1, [rows(1)], [rows(2)]))
@@ -517,8 +518,31 @@ def test_late_task_of_a_committed_batch_is_aborted_alone(lake: Lake) -> None:
     assert found.branch_id.attempt == 7
     sink.abort(found)
     assert lake.ids() == [1, 2]
-    assert len(lake.data()) == 2
+    assert len(lake.data()) == 3
     assert lake.left_over() == []
+    lake.table().vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert lake.ids() == [1, 2]
+    assert len(lake.data()) == 2
+
+
+def test_late_mark_of_a_compacted_batch_leaves_older_versions_readable(lake: Lake) -> None:
+    """The first of two equal requests that write a mark arrives after the commit and OPTIMIZE."""
+    lake.create()
+    sink = lake.sink()
+    first = task(sink, branch(1, 1), rows(1))
+    (mark,) = lake.left_over()
+    content = (path := Path(lake.uri, "_sparkonce", mark)).read_bytes()
+    (committable,) = sink.vote(of_driver(branch(1)), [first, task(sink, branch(1, 2), rows(2))])
+    sink.commit(committable)
+    version = lake.table().version()
+    lake.table().optimize.compact()
+    path.write_bytes(content)
+    for found in sink.find_branches(branch().owner):
+        sink.abort(found)
+    assert lake.left_over() == []
+    older = lake.table()
+    older.load_as_version(version)
+    assert sorted(older.to_pyarrow_table()["id"].to_pylist()) == [1, 2]
 
 
 def test_task_of_a_committed_batch_is_never_deleted(
