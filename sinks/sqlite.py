@@ -48,6 +48,7 @@ from sparkonce.sinks.sqlite_tables import (
     BRANCH,
     columns_of,
     is_constrained,
+    prepare_staging,
     prepare_target,
     quoted,
 )
@@ -160,7 +161,8 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
         try:
             with self._transaction(create=True) as db:
                 prepare_target(db, self._table, schema, self.target)
-                self._prepare_staging(db)
+                prepare_staging(db, self._staging, self._table, self._columns)
+                self._prepare_proofs(db)
         except sqlite3.Error as error:
             if "locked" in str(error):
                 raise SinkUnavailableError(f"{self.target}: {error}") from error
@@ -169,16 +171,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
                 "writable, and the file must be an SQLite database or absent"
             ) from error
 
-    def _prepare_staging(self, db: sqlite3.Connection) -> None:
-        target, staging = quoted(self._table), quoted(self._staging)
-        db.execute(
-            f"CREATE TABLE IF NOT EXISTS {staging} AS "
-            f"SELECT '' AS {BRANCH}, * FROM {target} WHERE false"
-        )
-        staged = columns_of(db, self._staging)
-        for column in self._columns:
-            if column.lower() not in staged:  # new in the target
-                db.execute(f"ALTER TABLE {staging} ADD COLUMN {quoted(column)}")
+    def _prepare_proofs(self, db: sqlite3.Connection) -> None:
         db.execute("CREATE TABLE IF NOT EXISTS sparkonce_commits (branch TEXT PRIMARY KEY)")
         db.execute("CREATE TABLE IF NOT EXISTS sparkonce_database (id TEXT)")
         self._id = _id_of(db)

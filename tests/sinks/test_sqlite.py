@@ -36,6 +36,11 @@ def asked(path: Path, query: str) -> list[Any]:
         return db.execute(query).fetchall()
 
 
+def executed(path: Path, script: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(script)
+
+
 def prepared(sink: SqliteSink, rows: pa.RecordBatch = ROWS, attempt: int = 1) -> Committable:
     sink.validate(rows.schema)
     handle = sink.beginTransaction(branch(attempt, sink=sink.name))
@@ -170,8 +175,7 @@ def test_another_database_proves_nothing(tmp_path: Path) -> None:
 def test_constraint_refuses_before_the_decision(tmp_path: Path, made: str) -> None:
     """A batch that the table will not take is aborted, and never decided."""
     path = tmp_path / "shop.db"
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.executescript(made)
+    executed(path, made)
     sink = SqliteSink(path, "orders")
     tasks = [prepared(sink, attempt=n) for n in (1, 2)]
     with pytest.raises(PrepareRejectedError, match="does not take the rows of batch 1"):
@@ -209,3 +213,78 @@ def test_decided_branch_is_aborted_only_where_it_is_not_committed(tmp_path: Path
     sink.commit(again)
     with pytest.raises(CommitRejectedError, match="a rewrite would duplicate them"):
         sink.abort_decided(again)
+
+
+CHANGE_TYPE = """
+BEGIN;
+CREATE TABLE new (id INTEGER, code TEXT);
+INSERT INTO new SELECT * FROM orders;
+DROP TABLE orders;
+ALTER TABLE new RENAME TO orders;
+COMMIT;
+"""
+CODES = pa.record_batch({"id": [1, 2, 3], "code": ["007", "1e5", "12.50"]})
+TYPED_STAGING = """
+CREATE TABLE sparkonce_staging_orders AS SELECT '' AS sparkonce_branch, * FROM orders WHERE false;
+"""
+
+
+def test_column_that_becomes_text(tmp_path: Path) -> None:
+    """The target's types apply to a row when it is committed, and no older types do."""
+    path = tmp_path / "shop.db"
+    sink = SqliteSink(path, "orders")
+    sink.commit(prepared(sink, pa.record_batch({"id": [0], "code": [6]})))
+    executed(path, CHANGE_TYPE)
+    sink.commit(prepared(sink, CODES, attempt=2))
+    assert asked(path, "SELECT code FROM orders") == [("6",), ("007",), ("1e5",), ("12.50",)]
+
+
+def test_names_of_columns_outlive_the_types_of_an_older_version(tmp_path: Path) -> None:
+    """SQLite tells Ä from ä, though not A from a."""
+    path = tmp_path / "shop.db"
+    executed(path, f'CREATE TABLE orders ("Ä" INTEGER, ID TEXT); {TYPED_STAGING}')
+    sink = SqliteSink(path, "orders")
+    sink.commit(prepared(sink, pa.record_batch({"Ä": [1], "id": ["007"]})))
+    assert asked(path, "SELECT * FROM orders") == [(1, "007")]
+
+
+def test_column_that_becomes_text_while_rows_are_staged(tmp_path: Path) -> None:
+    """The rows of a prepared branch are kept as the query gave them."""
+    path = tmp_path / "shop.db"
+    executed(path, "CREATE TABLE orders (id INTEGER, code INTEGER)")
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink, CODES)
+    executed(path, CHANGE_TYPE)
+    sink.validate(CODES.schema)
+    sink.commit(committable)
+    assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",)]
+
+
+def test_staging_table_of_an_older_version(tmp_path: Path) -> None:
+    """Its types are removed, and what it holds is committed."""
+    path = tmp_path / "shop.db"
+    executed(path, "CREATE TABLE orders (id INTEGER, code INTEGER)")
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink, pa.record_batch({"id": [0], "code": [6]}))
+    executed(path, f"ALTER TABLE sparkonce_staging_orders RENAME TO staged; {TYPED_STAGING}")
+    executed(path, "INSERT INTO sparkonce_staging_orders SELECT * FROM staged; DROP TABLE staged")
+    sink.validate(CODES.schema)
+    executed(path, CHANGE_TYPE)
+    sink.commit(prepared(sink, CODES, attempt=2))
+    sink.commit(committable)
+    assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",), ("6",)]
+
+
+def test_staged_rows_of_an_older_version_that_have_other_types(tmp_path: Path) -> None:
+    """What SQLite may have changed is not taken; the start succeeds once nothing is staged."""
+    path = tmp_path / "shop.db"
+    executed(path, f"CREATE TABLE orders (id INTEGER, code INTEGER); {TYPED_STAGING}")
+    executed(path, "INSERT INTO sparkonce_staging_orders VALUES ('b', 1, '007')")
+    executed(path, CHANGE_TYPE)
+    sink = SqliteSink(path, "orders")
+    with pytest.raises(ConfigurationError, match=r"sparkonce_staging_orders.*\['code'\]"):
+        sink.validate(CODES.schema)
+    assert asked(path, "SELECT code FROM sparkonce_staging_orders") == [(7,)]
+    asked(path, "DELETE FROM sparkonce_staging_orders")
+    sink.commit(prepared(sink, CODES))
+    assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",)]
