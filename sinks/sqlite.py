@@ -213,7 +213,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     def vote(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
-        """Insert the batch and roll back, where the table has a constraint that may refuse it."""
+        """Insert the batch and roll back, where a constraint or a trigger may refuse a row."""
         with self._transaction() as db:
             if committables and is_constrained(db, self._table):
                 try:
@@ -222,7 +222,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
                 except sqlite3.IntegrityError as error:
                     raise PrepareRejectedError(
                         f"{self.target} does not take the rows of batch {branch_id.batch_id} "
-                        f"({error}): change the query, or the table's constraints",
+                        f"({error}): change the query, or the table's constraints and triggers",
                         branch_id,
                     ) from error
             db.execute("ROLLBACK")
@@ -236,7 +236,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
             if _is_committed(db, branch_id):
                 return
             try:
-                moved = self._move(db, committable)
+                left = self._move(db, committable)
             except sqlite3.IntegrityError as error:
                 raise CommitRejectedError(
                     f"{self.target} refuses rows of the decided {branch} ({error}). Its rows are "
@@ -244,9 +244,9 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
                     f"{settle_command(branch_id)}",
                     branch_id,
                 ) from error
-            if moved != staged.rows:  # neither committed nor staged: raising rolls back
+            if left != staged.rows:  # neither committed nor staged: raising rolls back
                 raise PreparedBranchLostError(
-                    f"{self.target}: {moved} of {staged.rows} staged rows are left of {branch}",
+                    f"{self.target}: {left} of {staged.rows} staged rows are left of {branch}",
                     branch_id,
                 )
             db.execute("INSERT INTO sparkonce_commits VALUES (?)", [branch])
@@ -301,13 +301,26 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     # -- inside a transaction --------------------------------------------------------------------
 
     def _move(self, db: sqlite3.Connection, committable: Committable) -> int:
-        """Copy the branch's rows into the table; return how many."""
-        columns = ", ".join(map(quoted, Staged.of(committable).columns))
-        return db.execute(
-            f"INSERT INTO {quoted(self._table)} ({columns}) "
-            f"SELECT {columns} FROM {quoted(self._staging)} WHERE {BRANCH} = ?",
-            [str(committable.branch_id)],
-        ).rowcount
+        """Copy the branch's rows into the table; return how many are staged.
+
+        Raises:
+            sqlite3.IntegrityError: all are staged, and the table refuses at least one of them, or
+                leaves it out without an error.
+        """
+        branch, staged = str(committable.branch_id), Staged.of(committable)
+        columns = ", ".join(map(quoted, staged.columns))
+        rows = f"FROM {quoted(self._staging)} WHERE {BRANCH} = ?"
+        insert = f"INSERT INTO {quoted(self._table)} ({columns}) SELECT {columns} {rows}"
+        moved = db.execute(insert, [branch]).rowcount
+        if moved == staged.rows:
+            return moved
+        left = int(db.execute(f"SELECT count(*) {rows}", [branch]).fetchone()[0])
+        if left == staged.rows:
+            raise sqlite3.IntegrityError(
+                f"it takes {moved} of {left} rows: ON CONFLICT IGNORE or a trigger's "
+                "RAISE(IGNORE) leaves the others out"
+            )
+        return left
 
     def _drop(self, db: sqlite3.Connection, branch_id: BranchId) -> None:
         db.execute(f"DELETE FROM {quoted(self._staging)} WHERE {BRANCH} = ?", [str(branch_id)])

@@ -17,6 +17,7 @@ from sparkonce.errors import (
     CommitRejectedError,
     CommitUnresolvedError,
     ConfigurationError,
+    PreparedBranchLostError,
     PrepareRejectedError,
 )
 from sparkonce.model import Committable
@@ -288,3 +289,52 @@ def test_staged_rows_of_an_older_version_that_have_other_types(tmp_path: Path) -
     asked(path, "DELETE FROM sparkonce_staging_orders")
     sink.commit(prepared(sink, CODES))
     assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",)]
+
+
+SKIPPING = TRIGGER.replace("ABORT, 'no'", "IGNORE")
+IGNORING = [
+    "CREATE TABLE orders (id INTEGER PRIMARY KEY ON CONFLICT IGNORE, note)",
+    "CREATE TABLE orders (id INTEGER, note TEXT NOT NULL ON CONFLICT IGNORE)",
+    f"CREATE TABLE orders (id, note); {SKIPPING}",
+]
+
+
+@pytest.mark.parametrize("made", IGNORING)
+def test_table_that_leaves_rows_out_before_the_decision(tmp_path: Path, made: str) -> None:
+    """A batch of which the table would drop rows silently is aborted, and never decided."""
+    path = tmp_path / "shop.db"
+    executed(path, f"{made}; INSERT INTO orders VALUES (2, 'other');")
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    with pytest.raises(PrepareRejectedError, match=r"1 of 2 rows.*IGNORE.*change the query"):
+        sink.vote(committable.branch_id, [committable])
+    assert asked(path, "SELECT * FROM orders WHERE id = 1") == []
+
+
+def test_table_that_leaves_rows_out_after_the_decision(tmp_path: Path) -> None:
+    """All staged rows are still there, so none is lost: an operator makes room, or settles it."""
+    path = tmp_path / "shop.db"
+    executed(path, IGNORING[0])
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    sink.vote(committable.branch_id, [committable])
+    asked(path, "INSERT INTO orders VALUES (2, 'other')")
+    with pytest.raises(CommitRejectedError, match=r"1 of 2 rows.*sparkonce settle"):
+        sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(2,)]
+    asked(path, "DELETE FROM orders")
+    sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("made", ["CREATE TABLE orders (id, note)", IGNORING[0]])
+def test_staged_row_that_is_gone(tmp_path: Path, made: str) -> None:
+    """Only rows that are no longer staged prove a loss."""
+    path = tmp_path / "shop.db"
+    executed(path, f"{made}; INSERT INTO orders VALUES (2, 'other');")
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    asked(path, "DELETE FROM sparkonce_staging_orders WHERE id = 1")
+    with pytest.raises(PreparedBranchLostError, match="1 of 2 staged rows are left"):
+        sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(2,)]
