@@ -311,7 +311,13 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
         columns = ", ".join(map(quoted, staged.columns))
         rows = f"FROM {quoted(self._staging)} WHERE {BRANCH} = ?"
         insert = f"INSERT INTO {quoted(self._table)} ({columns}) SELECT {columns} {rows}"
-        moved = db.execute(insert, [branch]).rowcount
+        try:
+            moved = db.execute(insert, [branch]).rowcount
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # such as a lock, or a full disk
+                raise
+            db.execute(f"EXPLAIN {insert}", [branch])  # raises where it is not about the rows
+            raise sqlite3.IntegrityError(str(error)) from error
         if moved == staged.rows:
             return moved
         left = int(db.execute(f"SELECT count(*) {rows}", [branch]).fetchone()[0])

@@ -18,7 +18,11 @@ import pyarrow as pa
 from sparkonce.errors import ConfigurationError
 
 BRANCH: Final = "sparkonce_branch"
-_CONSTRAINT = re.compile(r"\b(UNIQUE|PRIMARY|CHECK|NOT|REFERENCES|STRICT|TRIGGER)\b", re.IGNORECASE)
+_MAY_REFUSE = re.compile(
+    r"\b(UNIQUE|PRIMARY|CHECK|NOT|REFERENCES|STRICT|TRIGGER)\b"
+    r"|\bAS\b|\bWHERE\b|->|\bINDEX\b[^(]*\([^)]*\(",  # expressions, which can fail
+    re.IGNORECASE,
+)
 
 
 def quoted(name: str) -> str:
@@ -89,9 +93,9 @@ def _remove_types(db: sqlite3.Connection, staging: str, types: Mapping[str, str]
 
 
 def is_constrained(db: sqlite3.Connection, table: str) -> bool:
-    """Whether a constraint or a trigger may refuse rows. A word in a name counts, too."""
+    """Whether a constraint, a trigger or an expression may refuse rows. A word in a name counts."""
     made = "SELECT sql FROM sqlite_master WHERE tbl_name = ? COLLATE NOCASE AND sql NOT NULL"
-    return any(_CONSTRAINT.search(sql) for (sql,) in db.execute(made, [table]))
+    return any(_MAY_REFUSE.search(sql) for (sql,) in db.execute(made, [table]))
 
 
 def columns_of(db: sqlite3.Connection, table: str) -> set[str]:

@@ -338,3 +338,40 @@ def test_staged_row_that_is_gone(tmp_path: Path, made: str) -> None:
     with pytest.raises(PreparedBranchLostError, match="1 of 2 staged rows are left"):
         sink.commit(committable)
     assert asked(path, "SELECT id FROM orders") == [(2,)]
+
+
+COMPUTING = [
+    "CREATE TABLE orders (id, note); CREATE INDEX a ON orders (json_extract(note, '$.a'))",
+    "CREATE TABLE orders (id, note); CREATE INDEX a ON orders (id, note -> 'a')",
+    "CREATE TABLE orders (id, note); CREATE INDEX a ON orders (id) WHERE json(note) = 1",
+    "CREATE TABLE orders (id, note, a GENERATED ALWAYS AS (json_extract(note, '$.a')) STORED)",
+    "CREATE TABLE orders (id, note, a AS (json_extract(note, '$.a')) STORED)",
+    "CREATE TABLE orders (id, note, CHECK (json_extract(note, '$.a') IS NULL))",
+]
+
+
+@pytest.mark.parametrize("made", COMPUTING)
+def test_expression_of_the_table_that_fails(tmp_path: Path, made: str) -> None:
+    """SQLite reports it as an SQL error, and the batch is rejected as for a constraint."""
+    path = tmp_path / "shop.db"
+    executed(path, made)
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    with pytest.raises(PrepareRejectedError, match="malformed JSON"):
+        sink.vote(committable.branch_id, [committable])
+    with pytest.raises(CommitRejectedError, match=r"malformed JSON.*sparkonce settle"):
+        sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == []
+
+
+def test_table_that_is_gone_for_a_moment(tmp_path: Path) -> None:
+    """Nothing was refused, so the commit is repeated; an operator may be replacing the table."""
+    path = tmp_path / "shop.db"
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    executed(path, "ALTER TABLE orders RENAME TO aside")
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        sink.commit(committable)
+    executed(path, "ALTER TABLE aside RENAME TO orders")
+    sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(1,), (2,)]
