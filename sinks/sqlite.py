@@ -48,6 +48,7 @@ from sparkonce.sinks.sqlite_tables import (
     BRANCH,
     columns_of,
     is_constrained,
+    move,
     prepare_staging,
     prepare_target,
     quoted,
@@ -301,32 +302,8 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     # -- inside a transaction --------------------------------------------------------------------
 
     def _move(self, db: sqlite3.Connection, committable: Committable) -> int:
-        """Copy the branch's rows into the table; return how many are staged.
-
-        Raises:
-            sqlite3.IntegrityError: all are staged, and the table refuses at least one of them, or
-                leaves it out without an error.
-        """
-        branch, staged = str(committable.branch_id), Staged.of(committable)
-        columns = ", ".join(map(quoted, staged.columns))
-        rows = f"FROM {quoted(self._staging)} WHERE {BRANCH} = ?"
-        insert = f"INSERT INTO {quoted(self._table)} ({columns}) SELECT {columns} {rows}"
-        try:
-            moved = db.execute(insert, [branch]).rowcount
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # such as a lock, or a full disk
-                raise
-            db.execute(f"EXPLAIN {insert}", [branch])  # raises where it is not about the rows
-            raise sqlite3.IntegrityError(str(error)) from error
-        if moved == staged.rows:
-            return moved
-        left = int(db.execute(f"SELECT count(*) {rows}", [branch]).fetchone()[0])
-        if left == staged.rows:
-            raise sqlite3.IntegrityError(
-                f"it takes {moved} of {left} rows: ON CONFLICT IGNORE or a trigger's "
-                "RAISE(IGNORE) leaves the others out"
-            )
-        return left
+        staged, branch = Staged.of(committable), str(committable.branch_id)
+        return move(db, (self._staging, self._table), staged.columns, branch, staged.rows)
 
     def _drop(self, db: sqlite3.Connection, branch_id: BranchId) -> None:
         db.execute(f"DELETE FROM {quoted(self._staging)} WHERE {BRANCH} = ?", [str(branch_id)])

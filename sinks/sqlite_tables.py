@@ -98,6 +98,36 @@ def is_constrained(db: sqlite3.Connection, table: str) -> bool:
     return any(_MAY_REFUSE.search(sql) for (sql,) in db.execute(made, [table]))
 
 
+def move(
+    db: sqlite3.Connection, tables: tuple[str, str], names: Sequence[str], branch: str, rows: int
+) -> int:
+    """Copy a branch's rows from the first table into the second; return how many are staged.
+
+    Raises:
+        sqlite3.IntegrityError: all `rows` are staged, and the table refuses at least one of them,
+            or leaves it out without an error.
+    """
+    (staging, table), columns = map(quoted, tables), ", ".join(map(quoted, names))
+    found = f"FROM {staging} WHERE {BRANCH} = ?"
+    insert = f"INSERT INTO {table} ({columns}) SELECT {columns} {found}"
+    try:
+        moved = db.execute(insert, [branch]).rowcount
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # such as a lock, or a full disk
+            raise
+        db.execute(f"EXPLAIN {insert}", [branch])  # raises where it is not about the rows
+        raise sqlite3.IntegrityError(str(error)) from error
+    if moved == rows:
+        return moved
+    left = int(db.execute(f"SELECT count(*) {found}", [branch]).fetchone()[0])
+    if left == rows:
+        raise sqlite3.IntegrityError(
+            f"it takes {moved} of {left} rows: ON CONFLICT IGNORE or a trigger's RAISE(IGNORE) "
+            "leaves the others out"
+        )
+    return left
+
+
 def columns_of(db: sqlite3.Connection, table: str) -> set[str]:
     """The table's columns, in lower case; none if there is no such table."""
     return {name.lower() for name in _types_of(db, table)}
