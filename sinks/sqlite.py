@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import socket
 import sqlite3
 import uuid
@@ -22,9 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkonce.datasets import Dataset
 from sparkonce.errors import (
@@ -47,10 +44,19 @@ from sparkonce.sinks.capabilities import (
 )
 from sparkonce.sinks.payload import Payload
 from sparkonce.sinks.rows import RowSink
+from sparkonce.sinks.sqlite_tables import (
+    BRANCH,
+    columns_of,
+    is_constrained,
+    move,
+    prepare_staging,
+    prepare_target,
+    quoted,
+)
 from sparkonce.storage.local import expanded
 
-_BRANCH = "sparkonce_branch"
-_CONSTRAINT = re.compile(r"\b(UNIQUE|PRIMARY|CHECK|NOT|REFERENCES|STRICT|TRIGGER)\b", re.IGNORECASE)
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass
@@ -147,16 +153,17 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
 
     def validate(self, schema: pa.Schema) -> None:
         names = [name.lower() for name in schema.names]  # SQLite does not tell a column from A, a
-        if not names or len({*names, _BRANCH}) <= len(names):
+        if not names or len({*names, BRANCH}) <= len(names):
             raise ConfigurationError(
                 f"SqliteSink: the columns {schema.names} need at least one name, each once and "
-                f"none of them {_BRANCH}: choose other ones (select=)"
+                f"none of them {BRANCH}: choose other ones (select=)"
             )
         self._columns = tuple(schema.names)
         try:
             with self._transaction(create=True) as db:
-                _prepare_target(db, self._table, schema, self.target)
-                self._prepare_staging(db)
+                prepare_target(db, self._table, schema, self.target)
+                prepare_staging(db, self._staging, self._table, self._columns)
+                self._prepare_proofs(db)
         except sqlite3.Error as error:
             if "locked" in str(error):
                 raise SinkUnavailableError(f"{self.target}: {error}") from error
@@ -165,16 +172,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
                 "writable, and the file must be an SQLite database or absent"
             ) from error
 
-    def _prepare_staging(self, db: sqlite3.Connection) -> None:
-        target, staging = quoted(self._table), quoted(self._staging)
-        db.execute(
-            f"CREATE TABLE IF NOT EXISTS {staging} AS "
-            f"SELECT '' AS {_BRANCH}, * FROM {target} WHERE false"
-        )
-        staged = _columns_of(db, self._staging)
-        for column in self._columns:
-            if column.lower() not in staged:  # new in the target
-                db.execute(f"ALTER TABLE {staging} ADD COLUMN {quoted(column)}")
+    def _prepare_proofs(self, db: sqlite3.Connection) -> None:
         db.execute("CREATE TABLE IF NOT EXISTS sparkonce_commits (branch TEXT PRIMARY KEY)")
         db.execute("CREATE TABLE IF NOT EXISTS sparkonce_database (id TEXT)")
         self._id = _id_of(db)
@@ -194,7 +192,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
         return Staging(branch_id)
 
     def write_rows(self, handle: Staging, rows: Sequence[Mapping[str, Any]]) -> None:
-        names = ", ".join(map(quoted, (_BRANCH, *self._columns)))
+        names = ", ".join(map(quoted, (BRANCH, *self._columns)))
         marks = ", ?" * len(self._columns)
         insert = f"INSERT INTO {quoted(self._staging)} ({names}) VALUES (?{marks})"
         branch = str(handle.branch_id)
@@ -216,16 +214,16 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     def vote(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
-        """Insert the batch and roll back, where the table has a constraint that may refuse it."""
+        """Insert the batch and roll back, where a constraint or a trigger may refuse a row."""
         with self._transaction() as db:
-            if committables and _is_constrained(db, self._table):
+            if committables and is_constrained(db, self._table):
                 try:
                     for committable in committables:
                         self._move(db, committable)
                 except sqlite3.IntegrityError as error:
                     raise PrepareRejectedError(
                         f"{self.target} does not take the rows of batch {branch_id.batch_id} "
-                        f"({error}): change the query, or the table's constraints",
+                        f"({error}): change the query, or the table's constraints and triggers",
                         branch_id,
                     ) from error
             db.execute("ROLLBACK")
@@ -239,7 +237,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
             if _is_committed(db, branch_id):
                 return
             try:
-                moved = self._move(db, committable)
+                left = self._move(db, committable)
             except sqlite3.IntegrityError as error:
                 raise CommitRejectedError(
                     f"{self.target} refuses rows of the decided {branch} ({error}). Its rows are "
@@ -247,9 +245,9 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
                     f"{settle_command(branch_id)}",
                     branch_id,
                 ) from error
-            if moved != staged.rows:  # neither committed nor staged: raising rolls back
+            if left != staged.rows:  # neither committed nor staged: raising rolls back
                 raise PreparedBranchLostError(
-                    f"{self.target}: {moved} of {staged.rows} staged rows are left of {branch}",
+                    f"{self.target}: {left} of {staged.rows} staged rows are left of {branch}",
                     branch_id,
                 )
             db.execute("INSERT INTO sparkonce_commits VALUES (?)", [branch])
@@ -281,7 +279,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
         with self._transaction() as db:
             if not self._is_staged(db):
                 return []
-            names = db.execute(f"SELECT DISTINCT {_BRANCH} FROM {quoted(self._staging)}").fetchall()
+            names = db.execute(f"SELECT DISTINCT {BRANCH} FROM {quoted(self._staging)}").fetchall()
         found = (BranchId.from_name(name) for (name,) in names)
         return [Committable(branch) for branch in found if branch and branch.owner == owner]
 
@@ -304,16 +302,11 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     # -- inside a transaction --------------------------------------------------------------------
 
     def _move(self, db: sqlite3.Connection, committable: Committable) -> int:
-        """Copy the branch's rows into the table; return how many."""
-        columns = ", ".join(map(quoted, Staged.of(committable).columns))
-        return db.execute(
-            f"INSERT INTO {quoted(self._table)} ({columns}) "
-            f"SELECT {columns} FROM {quoted(self._staging)} WHERE {_BRANCH} = ?",
-            [str(committable.branch_id)],
-        ).rowcount
+        staged, branch = Staged.of(committable), str(committable.branch_id)
+        return move(db, (self._staging, self._table), staged.columns, branch, staged.rows)
 
     def _drop(self, db: sqlite3.Connection, branch_id: BranchId) -> None:
-        db.execute(f"DELETE FROM {quoted(self._staging)} WHERE {_BRANCH} = ?", [str(branch_id)])
+        db.execute(f"DELETE FROM {quoted(self._staging)} WHERE {BRANCH} = ?", [str(branch_id)])
 
     def _check_database(self, db: sqlite3.Connection, staged: Staged, branch_id: BranchId) -> None:
         if staged.database is not None and staged.database != _id_of(db):
@@ -332,26 +325,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
 
     def _is_staged(self, db: sqlite3.Connection) -> bool:
         """Whether the staging table exists: a recovery may run before any `validate`."""
-        return bool(_columns_of(db, self._staging))
-
-
-def quoted(name: str) -> str:
-    """Return the name as SQLite takes it in a statement."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _prepare_target(db: sqlite3.Connection, table: str, schema: pa.Schema, target: str) -> None:
-    """Create the table if it does not exist; else check that it has the columns."""
-    kinds = "SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE"
-    kind = db.execute(kinds, [table]).fetchone()
-    if kind is None:
-        columns = ", ".join(f"{quoted(f.name)} {_column_type(f.type)}" for f in schema)
-        db.execute(f"CREATE TABLE {quoted(table)} ({columns})")
-    elif kind != ("table",):
-        raise ConfigurationError(f"{target} is no table, but a {kind[0]}: name a table")
-    existing = _columns_of(db, table)
-    if missing := [name for name in schema.names if name.lower() not in existing]:
-        raise ConfigurationError(f"{target} has no column {missing}: create it, or use select=")
+        return bool(columns_of(db, self._staging))
 
 
 def _is_committed(db: sqlite3.Connection, branch_id: BranchId) -> bool:
@@ -359,30 +333,11 @@ def _is_committed(db: sqlite3.Connection, branch_id: BranchId) -> bool:
     return db.execute(proof, [str(branch_id)]).fetchone() is not None
 
 
-def _is_constrained(db: sqlite3.Connection, table: str) -> bool:
-    """Whether a constraint or a trigger may refuse rows. A word in a name counts, too."""
-    made = "SELECT sql FROM sqlite_master WHERE tbl_name = ? COLLATE NOCASE AND sql NOT NULL"
-    return any(_CONSTRAINT.search(sql) for (sql,) in db.execute(made, [table]))
-
-
-def _columns_of(db: sqlite3.Connection, table: str) -> set[str]:
-    """The table's columns, in lower case; none if there is no such table."""
-    return {row[1].lower() for row in db.execute(f"PRAGMA table_info({quoted(table)})")}
-
-
 def _id_of(db: sqlite3.Connection) -> str | None:
-    if not _columns_of(db, "sparkonce_database"):
+    if not columns_of(db, "sparkonce_database"):
         return None
     row = db.execute("SELECT id FROM sparkonce_database").fetchone()
     return None if row is None else str(row[0])
-
-
-def _column_type(kind: pa.DataType) -> str:
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return "INTEGER"
-    if pa.types.is_floating(kind):
-        return "REAL"
-    return "BLOB" if pa.types.is_binary(kind) else "TEXT"
 
 
 def _stored(value: object) -> object:

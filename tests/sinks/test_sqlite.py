@@ -17,6 +17,7 @@ from sparkonce.errors import (
     CommitRejectedError,
     CommitUnresolvedError,
     ConfigurationError,
+    PreparedBranchLostError,
     PrepareRejectedError,
 )
 from sparkonce.model import Committable
@@ -34,6 +35,11 @@ ROWS = pa.record_batch({"id": [1, 2], "note": ["a", None]})
 def asked(path: Path, query: str) -> list[Any]:
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         return db.execute(query).fetchall()
+
+
+def executed(path: Path, script: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(script)
 
 
 def prepared(sink: SqliteSink, rows: pa.RecordBatch = ROWS, attempt: int = 1) -> Committable:
@@ -170,8 +176,7 @@ def test_another_database_proves_nothing(tmp_path: Path) -> None:
 def test_constraint_refuses_before_the_decision(tmp_path: Path, made: str) -> None:
     """A batch that the table will not take is aborted, and never decided."""
     path = tmp_path / "shop.db"
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.executescript(made)
+    executed(path, made)
     sink = SqliteSink(path, "orders")
     tasks = [prepared(sink, attempt=n) for n in (1, 2)]
     with pytest.raises(PrepareRejectedError, match="does not take the rows of batch 1"):
@@ -209,3 +214,164 @@ def test_decided_branch_is_aborted_only_where_it_is_not_committed(tmp_path: Path
     sink.commit(again)
     with pytest.raises(CommitRejectedError, match="a rewrite would duplicate them"):
         sink.abort_decided(again)
+
+
+CHANGE_TYPE = """
+BEGIN;
+CREATE TABLE new (id INTEGER, code TEXT);
+INSERT INTO new SELECT * FROM orders;
+DROP TABLE orders;
+ALTER TABLE new RENAME TO orders;
+COMMIT;
+"""
+CODES = pa.record_batch({"id": [1, 2, 3], "code": ["007", "1e5", "12.50"]})
+TYPED_STAGING = """
+CREATE TABLE sparkonce_staging_orders AS SELECT '' AS sparkonce_branch, * FROM orders WHERE false;
+"""
+
+
+def test_column_that_becomes_text(tmp_path: Path) -> None:
+    """The target's types apply to a row when it is committed, and no older types do."""
+    path = tmp_path / "shop.db"
+    sink = SqliteSink(path, "orders")
+    sink.commit(prepared(sink, pa.record_batch({"id": [0], "code": [6]})))
+    executed(path, CHANGE_TYPE)
+    sink.commit(prepared(sink, CODES, attempt=2))
+    assert asked(path, "SELECT code FROM orders") == [("6",), ("007",), ("1e5",), ("12.50",)]
+
+
+def test_names_of_columns_outlive_the_types_of_an_older_version(tmp_path: Path) -> None:
+    """SQLite tells Ä from ä, though not A from a."""
+    path = tmp_path / "shop.db"
+    executed(path, f'CREATE TABLE orders ("Ä" INTEGER, ID TEXT); {TYPED_STAGING}')
+    sink = SqliteSink(path, "orders")
+    sink.commit(prepared(sink, pa.record_batch({"Ä": [1], "id": ["007"]})))
+    assert asked(path, "SELECT * FROM orders") == [(1, "007")]
+
+
+def test_column_that_becomes_text_while_rows_are_staged(tmp_path: Path) -> None:
+    """The rows of a prepared branch are kept as the query gave them."""
+    path = tmp_path / "shop.db"
+    executed(path, "CREATE TABLE orders (id INTEGER, code INTEGER)")
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink, CODES)
+    executed(path, CHANGE_TYPE)
+    sink.validate(CODES.schema)
+    sink.commit(committable)
+    assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",)]
+
+
+def test_staging_table_of_an_older_version(tmp_path: Path) -> None:
+    """Its types are removed, and what it holds is committed."""
+    path = tmp_path / "shop.db"
+    executed(path, "CREATE TABLE orders (id INTEGER, code INTEGER)")
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink, pa.record_batch({"id": [0], "code": [6]}))
+    executed(path, f"ALTER TABLE sparkonce_staging_orders RENAME TO staged; {TYPED_STAGING}")
+    executed(path, "INSERT INTO sparkonce_staging_orders SELECT * FROM staged; DROP TABLE staged")
+    sink.validate(CODES.schema)
+    executed(path, CHANGE_TYPE)
+    sink.commit(prepared(sink, CODES, attempt=2))
+    sink.commit(committable)
+    assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",), ("6",)]
+
+
+def test_staged_rows_of_an_older_version_that_have_other_types(tmp_path: Path) -> None:
+    """What SQLite may have changed is not taken; the start succeeds once nothing is staged."""
+    path = tmp_path / "shop.db"
+    executed(path, f"CREATE TABLE orders (id INTEGER, code INTEGER); {TYPED_STAGING}")
+    executed(path, "INSERT INTO sparkonce_staging_orders VALUES ('b', 1, '007')")
+    executed(path, CHANGE_TYPE)
+    sink = SqliteSink(path, "orders")
+    with pytest.raises(ConfigurationError, match=r"sparkonce_staging_orders.*\['code'\]"):
+        sink.validate(CODES.schema)
+    assert asked(path, "SELECT code FROM sparkonce_staging_orders") == [(7,)]
+    asked(path, "DELETE FROM sparkonce_staging_orders")
+    sink.commit(prepared(sink, CODES))
+    assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",)]
+
+
+SKIPPING = TRIGGER.replace("ABORT, 'no'", "IGNORE")
+IGNORING = [
+    "CREATE TABLE orders (id INTEGER PRIMARY KEY ON CONFLICT IGNORE, note)",
+    "CREATE TABLE orders (id INTEGER, note TEXT NOT NULL ON CONFLICT IGNORE)",
+    f"CREATE TABLE orders (id, note); {SKIPPING}",
+]
+
+
+@pytest.mark.parametrize("made", IGNORING)
+def test_table_that_leaves_rows_out_before_the_decision(tmp_path: Path, made: str) -> None:
+    """A batch of which the table would drop rows silently is aborted, and never decided."""
+    path = tmp_path / "shop.db"
+    executed(path, f"{made}; INSERT INTO orders VALUES (2, 'other');")
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    with pytest.raises(PrepareRejectedError, match=r"1 of 2 rows.*IGNORE.*change the query"):
+        sink.vote(committable.branch_id, [committable])
+    assert asked(path, "SELECT * FROM orders WHERE id = 1") == []
+
+
+def test_table_that_leaves_rows_out_after_the_decision(tmp_path: Path) -> None:
+    """All staged rows are still there, so none is lost: an operator makes room, or settles it."""
+    path = tmp_path / "shop.db"
+    executed(path, IGNORING[0])
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    sink.vote(committable.branch_id, [committable])
+    asked(path, "INSERT INTO orders VALUES (2, 'other')")
+    with pytest.raises(CommitRejectedError, match=r"1 of 2 rows.*sparkonce settle"):
+        sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(2,)]
+    asked(path, "DELETE FROM orders")
+    sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("made", ["CREATE TABLE orders (id, note)", IGNORING[0]])
+def test_staged_row_that_is_gone(tmp_path: Path, made: str) -> None:
+    """Only rows that are no longer staged prove a loss."""
+    path = tmp_path / "shop.db"
+    executed(path, f"{made}; INSERT INTO orders VALUES (2, 'other');")
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    asked(path, "DELETE FROM sparkonce_staging_orders WHERE id = 1")
+    with pytest.raises(PreparedBranchLostError, match="1 of 2 staged rows are left"):
+        sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(2,)]
+
+
+COMPUTING = [
+    "CREATE TABLE orders (id, note); CREATE INDEX a ON orders (json_extract(note, '$.a'))",
+    "CREATE TABLE orders (id, note); CREATE INDEX a ON orders (id, note -> 'a')",
+    "CREATE TABLE orders (id, note); CREATE INDEX a ON orders (id) WHERE json(note) = 1",
+    "CREATE TABLE orders (id, note, a GENERATED ALWAYS AS (json_extract(note, '$.a')) STORED)",
+    "CREATE TABLE orders (id, note, a AS (json_extract(note, '$.a')) STORED)",
+    "CREATE TABLE orders (id, note, CHECK (json_extract(note, '$.a') IS NULL))",
+]
+
+
+@pytest.mark.parametrize("made", COMPUTING)
+def test_expression_of_the_table_that_fails(tmp_path: Path, made: str) -> None:
+    """SQLite reports it as an SQL error, and the batch is rejected as for a constraint."""
+    path = tmp_path / "shop.db"
+    executed(path, made)
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    with pytest.raises(PrepareRejectedError, match="malformed JSON"):
+        sink.vote(committable.branch_id, [committable])
+    with pytest.raises(CommitRejectedError, match=r"malformed JSON.*sparkonce settle"):
+        sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == []
+
+
+def test_table_that_is_gone_for_a_moment(tmp_path: Path) -> None:
+    """Nothing was refused, so the commit is repeated; an operator may be replacing the table."""
+    path = tmp_path / "shop.db"
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    executed(path, "ALTER TABLE orders RENAME TO aside")
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        sink.commit(committable)
+    executed(path, "ALTER TABLE aside RENAME TO orders")
+    sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(1,), (2,)]
