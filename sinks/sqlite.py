@@ -162,7 +162,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
         try:
             with self._transaction(create=True) as db:
                 prepare_target(db, self._table, schema, self.target)
-                prepare_staging(db, self._staging, self._table, self._columns)
+                prepare_staging(db, self._staging, self._columns)
                 self._prepare_proofs(db)
         except sqlite3.Error as error:
             if "locked" in str(error):

@@ -44,44 +44,17 @@ def prepare_target(db: sqlite3.Connection, table: str, schema: pa.Schema, target
         raise ConfigurationError(f"{target} has no column {missing}: create it, or use select=")
 
 
-def prepare_staging(
-    db: sqlite3.Connection, staging: str, table: str, columns: Sequence[str]
-) -> None:
+def prepare_staging(db: sqlite3.Connection, staging: str, columns: Sequence[str]) -> None:
     """Create the staging table if it does not exist; add the columns that it does not have."""
     types = _types_of(db, staging)
     if not types:
         db.execute(f"CREATE TABLE {quoted(staging)} ({BRANCH})")
     elif any(types.values()):  # made by an older version, with the target's types of that day
-        _check_types(db, staging, table, types)
         _remove_types(db, staging, types)
     existing = columns_of(db, staging)
     for column in columns:
         if column.lower() not in existing:
             db.execute(f"ALTER TABLE {quoted(staging)} ADD COLUMN {quoted(column)}")
-
-
-def _check_types(
-    db: sqlite3.Connection, staging: str, table: str, types: Mapping[str, str]
-) -> None:
-    """Check that the types of the staged rows are those of the target.
-
-    Raises:
-        ConfigurationError: they are not, so SQLite may have changed values, such as '007' to 7.
-    """
-    staged = db.execute(f"SELECT {BRANCH} FROM {quoted(staging)} LIMIT 1").fetchone()
-    if staged is None:
-        return
-    # SQLite writes types in its own words here, as it did when it made the staging table.
-    query = f"SELECT * FROM {quoted(table)} WHERE false"
-    db.execute(f"CREATE TEMP TABLE sparkonce_types AS {query}")
-    now = _types_of(db, "sparkonce_types")
-    if changed := [name for name, kind in types.items() if kind and now.get(name, kind) != kind]:
-        raise ConfigurationError(
-            f"SqliteSink: {staging} has rows, such as those of {staged[0]}, and the columns "
-            f"{changed} of {table} had other types when an older version of sparkonce created it: "
-            "SQLite may have converted the staged values, such as '007' to 7. Finish these "
-            "branches with `sparkonce recover JOB`, and start again"
-        )
 
 
 def _remove_types(db: sqlite3.Connection, staging: str, types: Mapping[str, str]) -> None:

@@ -276,21 +276,6 @@ def test_staging_table_of_an_older_version(tmp_path: Path) -> None:
     assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",), ("6",)]
 
 
-def test_staged_rows_of_an_older_version_that_have_other_types(tmp_path: Path) -> None:
-    """What SQLite may have changed is not taken; the start succeeds once nothing is staged."""
-    path = tmp_path / "shop.db"
-    executed(path, f"CREATE TABLE orders (id INTEGER, code INTEGER); {TYPED_STAGING}")
-    executed(path, "INSERT INTO sparkonce_staging_orders VALUES ('b', 1, '007')")
-    executed(path, CHANGE_TYPE)
-    sink = SqliteSink(path, "orders")
-    with pytest.raises(ConfigurationError, match=r"sparkonce_staging_orders.*\['code'\]"):
-        sink.validate(CODES.schema)
-    assert asked(path, "SELECT code FROM sparkonce_staging_orders") == [(7,)]
-    asked(path, "DELETE FROM sparkonce_staging_orders")
-    sink.commit(prepared(sink, CODES))
-    assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",)]
-
-
 SKIPPING = TRIGGER.replace("ABORT, 'no'", "IGNORE")
 IGNORING = [
     "CREATE TABLE orders (id INTEGER PRIMARY KEY ON CONFLICT IGNORE, note)",
