@@ -336,6 +336,23 @@ def test_doctor_notices_an_older_copy(
     assert re.search(told, " ".join(capsys.readouterr().out.split()))
 
 
+def test_doctor_knows_an_offline_repartition(
+    folder: Path, decided: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark adds a batch for which it calls no pipeline; the next start enters it."""
+    begun(checkpoint, 0, 1)
+    (checkpoint / "commits" / "1").touch()
+    for batch, number in enumerate("24"):
+        conf = {"spark.sql.shuffle.partitions": number}
+        metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 5, "conf": conf}
+        text = "\n".join(["v1", json.dumps(metadata), '"x"'])
+        (checkpoint / "offsets" / str(batch)).write_text(text)
+    run(["doctor", "jobs:make", "--checkpoint", str(checkpoint)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "only repartitioned its state; the next start enters batch 1" in said
+    assert "error checkpoint" not in said
+
+
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_database_of_another_program_is_left_alone(
     folder: Path, capsys: pytest.CaptureFixture[str], mode: str

@@ -175,6 +175,13 @@ def _older_copy(
         return None
     batch_id, state = newest.id.batch_id, newest.state.value
     if committed > batch_id:
+        if checkpoint.repartitions_before(committed + 1) >= committed - batch_id:
+            return Finding(
+                Level.OK,
+                f"{checkpoint.location}: since batch {batch_id}, the newest of the transaction log "
+                f"({state}), Spark has only repartitioned its state; the next start enters batch "
+                f"{committed}",
+            )
         return Finding(
             Level.ERROR,
             f"Spark has committed batch {committed} in {checkpoint.location}, and the newest batch "
