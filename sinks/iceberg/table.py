@@ -24,6 +24,7 @@ from sparkonce.model import BranchId
 from sparkonce.sinks.iceberg import properties
 from sparkonce.sinks.iceberg.appending import Append, Conditional
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION, attempts_in, prepared_manifest, to_json
+from sparkonce.sinks.iceberg.reading import unreadable
 from sparkonce.sinks.iceberg.removing import Removal, live_files
 from sparkonce.sinks.iceberg.tables import Folders
 from sparkonce.sinks.lakehouse.marks import Marks, batch_of
@@ -131,6 +132,18 @@ class IcebergTable(LoadedTable):
         specs = {each["spec"] for each in prepared.manifests} if prepared else set()
         if gone := specs - set(self._table.specs()):
             return f"no longer has the partition spec {min(gone)}, in which the batch was written"
+        return self._other_columns(prepared)
+
+    def _other_columns(self, prepared: PreparedBatch | None) -> str | None:
+        """Why the current schema cannot read the batch's files; None if it can."""
+        manifests = prepared.manifests if prepared else ()
+        known = self._table.schemas()
+        # A batch of an earlier version does not say in which schemas its files are.
+        for schema_id in sorted({n for each in manifests for n in each.get("schemas", ())}):
+            if schema_id not in known:
+                return f"no longer has the schema {schema_id}, in which the batch was written"
+            if changed := unreadable(known[schema_id], self._table.schema()):
+                return f"has other columns than the batch was written with: {changed}"
         return None
 
     def commit_end(
