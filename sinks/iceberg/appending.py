@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.snapshots import Operation, Summary, update_snapshot_summaries
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
@@ -115,3 +117,15 @@ class Append(Conditional):
         added: Sequence[Mapping[str, Any]] = self._prepared.manifests if self._prepared else ()
         ours = [manifest_file(each, self._snapshot_id) for each in added]
         return ours + self._existing_manifests()
+
+
+def begin(table: Table) -> None:
+    """Give a table that has no snapshot an empty one.
+
+    Not every catalog refuses a commit whose condition is that there is no snapshot yet (Nessie 0.99
+    accepts it), so a batch and its abort could both succeed. There, this commit would also erase
+    what another writer has committed since the load: it must follow a load at once.
+    """
+    if table.current_snapshot() is None and table.refresh().current_snapshot() is None:
+        with suppress(CommitFailedException):  # somebody else made one
+            Append(table).commit_if_unchanged({})

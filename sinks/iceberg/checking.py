@@ -18,7 +18,7 @@ from pyiceberg.types import DoubleType, FloatType
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
 from sparkonce.sinks.arrow_types import in_zone, required
-from sparkonce.sinks.iceberg.appending import Append, ahead_s
+from sparkonce.sinks.iceberg.appending import ahead_s
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION
 from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.lakehouse import missing
@@ -65,17 +65,6 @@ def add_columns(tables: Tables, rows: pa.Schema, where: str) -> Table:
             ) from error
         table = tables.load()
     return table
-
-
-def begin(table: Table) -> None:
-    """Give a new table an empty snapshot.
-
-    Not every catalog refuses a commit whose condition is that there is no snapshot yet (Nessie 0.99
-    accepts it), so a batch and its abort could both succeed.
-    """
-    if table.current_snapshot() is None:
-        with suppress(CommitFailedException):  # somebody else made one
-            Append(table).commit_if_unchanged({})
 
 
 def diagnose(tables: Tables, where: str, *, creates: bool) -> Iterator[Finding]:

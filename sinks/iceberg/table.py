@@ -22,7 +22,7 @@ from pyiceberg.utils.properties import property_as_int
 
 from sparkonce.model import BranchId
 from sparkonce.sinks.iceberg import properties
-from sparkonce.sinks.iceberg.appending import Append, Conditional
+from sparkonce.sinks.iceberg.appending import Append, Conditional, begin
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION, attempts_in, prepared_manifest, to_json
 from sparkonce.sinks.iceberg.reading import unreadable
 from sparkonce.sinks.iceberg.removing import Removal, live_files
@@ -124,11 +124,8 @@ class IcebergTable(LoadedTable):
         return properties.end_of(self._table, branch_id)
 
     def obstacle(self, prepared: PreparedBatch | None) -> str | None:
-        if self._table.current_snapshot() is None:
-            return (
-                "has no snapshot, though the start had made one: was it replaced? Start the query "
-                "again"
-            )
+        if why := self.keeps_files():
+            return f"{why}, which IcebergSink does not write, and no table goes back"
         specs = {each["spec"] for each in prepared.manifests} if prepared else set()
         if gone := specs - set(self._table.specs()):
             return f"no longer has the partition spec {min(gone)}, in which the batch was written"
@@ -149,6 +146,9 @@ class IcebergTable(LoadedTable):
     def commit_end(
         self, branch_id: BranchId, end: End, prepared: PreparedBatch | None = None
     ) -> bool:
+        if self._table.current_snapshot() is None:  # replaced since the start
+            begin(self._table)
+            return False
         proof = properties.proof(self._table, branch_id, end)
         return self._is_committed(Append(self._table, prepared), proof)
 

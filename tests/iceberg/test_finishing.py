@@ -435,19 +435,6 @@ def test_data_has_another_place(lake: Lake) -> None:
     assert (lake.ids(), len(lake.data()), lake.marks()) == ([1], 1, [])
 
 
-def test_table_without_a_snapshot(lake: Lake) -> None:
-    """Not every catalog can make a commit depend on that there is none."""
-    lake.create()
-    sink = lake.sink()
-    committable = prepared(sink, 1, [rows(1)])
-    lake.table().manage_snapshots().remove_branch("main").commit()
-    with pytest.raises(CommitUnresolvedError, match="has no snapshot"):
-        sink.commit(committable)
-    sink.validate(SCHEMA)
-    sink.commit(committable)
-    assert lake.ids() == [1]
-
-
 def test_batch_of_empty_files_has_no_branch(lake: Lake) -> None:
     lake.create()
     partition_by_id(lake)

@@ -6,7 +6,9 @@ leaves no snapshot on main.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -28,10 +30,10 @@ from pyiceberg.types import (
     StructType,
 )
 
-from sparkonce.errors import CommitUnresolvedError
-from sparkonce.sinks.iceberg.checking import begin
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
+from sparkonce.sinks.iceberg.appending import begin
 from sparkonce.sinks.lakehouse.payloads import PreparedBatch
-from tests.iceberg.conftest import SCHEMA, Lake, prepared, rows
+from tests.iceberg.conftest import SCHEMA, Intruder, Lake, another_writer, prepared, rows
 
 ID, NAME = NestedField(1, "id", LongType()), NestedField(2, "name", StringType())
 
@@ -156,3 +158,55 @@ def test_batch_of_the_release_before(lake: Lake) -> None:
     again = batch.committable(committable.branch_id, safe_until=None, text="")
     sink.commit(again)
     assert lake.ids() == [1]
+
+
+def test_table_has_no_snapshot(lake: Lake) -> None:
+    """As after CREATE OR REPLACE TABLE: the commit makes one, as a start does."""
+    lake.create()
+    sink = lake.sink()
+    first, second = prepared(sink, 1, [rows(1)]), prepared(sink, 2, [rows(2)])
+    replace_the_table(lake, ID, NAME, has_snapshot=False)
+    sink.commit(first)
+    assert lake.ids() == [1]
+    replace_the_table(lake, ID, NAME, has_snapshot=False)
+    sink.abort_decided(second)
+    with pytest.raises(PreparedBranchLostError):
+        sink.commit(second)
+    assert (lake.ids(), lake.marks()) == ([], [])
+
+
+def test_two_drivers_find_no_snapshot(lake: Lake, intruder: Intruder) -> None:
+    """One of them commits, and the other one rules the batch out."""
+    lake.create()
+    sink, other = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    replace_the_table(lake, ID, NAME, has_snapshot=False)
+    intruder.before = lambda: other.abort(committable)
+    with pytest.raises(PreparedBranchLostError):
+        sink.commit(committable)
+    assert (lake.ids(), lake.marks()) == ([], [])
+
+
+def test_first_snapshot_is_made_meanwhile(lake: Lake, intruder: Intruder) -> None:
+    """A catalog that accepts any first snapshot must not be sent a second one."""
+    lake.create()
+    replace_the_table(lake, ID, NAME, has_snapshot=False)
+    stale = lake.table()
+    another_writer(lake)
+    intruder.calls = 0
+    begin(stale)
+    assert (intruder.calls, lake.ids()) == (0, [100])
+
+
+def test_version_3(lake: Lake) -> None:
+    """Nothing can be committed to it, not even an abort: the error offers no redo."""
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    path = Path(lake.table().metadata_location.removeprefix("file://"))
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "format-version": 3, "next-row-id": 0}))
+    for verb in (sink.commit, sink.abort, sink.abort_decided):
+        with pytest.raises(CommitUnresolvedError, match=r"version 3 .*--as committed\|aborted`"):
+            verb(committable)
+    assert len(lake.marks()) == 2
