@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import (
+    DataFileStatistics,
+    MetricModeTypes,
+    MetricsMode,
     _determine_partitions,
     _get_parquet_writer_kwargs,
     compute_statistics_plan,
@@ -33,7 +38,6 @@ from sparkonce.sinks.lakehouse.proofs import KEPT, End
 from sparkonce.sinks.lakehouse.table import DataFile, Layout, LiveFile, LoadedTable
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyiceberg.table import Table
 
 
@@ -69,11 +73,17 @@ class IcebergLayout(Layout):
         if not self.is_partitioned:
             yield Record(), rows
             return
-        for part in _determine_partitions(self._partitions, self._schema, rows):
-            yield part.partition_key.partition, part.arrow_table_partition
+        try:
+            for part in _determine_partitions(self._partitions, self._schema, rows):
+                yield part.partition_key.partition, part.arrow_table_partition
+        except OverflowError as error:
+            names = ", ".join(field.name for field in self._partitions.fields)
+            raise pa.ArrowInvalid(
+                f"the table is partitioned by {names}, and a row has a date before the year 1 or "
+                "after the year 9999 there: leave such rows out of the query"
+            ) from error
 
     def describe(self, file: DataFile) -> Mapping[str, Any]:
-        statistics = data_file_statistics_from_parquet_metadata(file.footer, self._plan, self._ids)
         data_file = IcebergFile.from_args(
             content=DataFileContent.DATA,
             file_path=file.path,
@@ -83,9 +93,17 @@ class IcebergLayout(Layout):
             sort_order_id=None,
             equality_ids=None,
             key_metadata=None,
-            **statistics.to_serialized_dict(),
+            **self._statistics(file).to_serialized_dict(),
         )
         return to_json(data_file, self._partitions, self._schema)
+
+    def _statistics(self, file: DataFile) -> DataFileStatistics:
+        try:
+            return data_file_statistics_from_parquet_metadata(file.footer, self._plan, self._ids)
+        except OverflowError:  # a date that Python cannot hold: the file gets no bounds
+            counts = MetricsMode(MetricModeTypes.COUNTS)
+            plan = {number: replace(each, mode=counts) for number, each in self._plan.items()}
+            return data_file_statistics_from_parquet_metadata(file.footer, plan, self._ids)
 
 
 class IcebergTable(LoadedTable):
