@@ -23,6 +23,7 @@ from sparkonce.sinks.iceberg.files import FORMAT_VERSION
 from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.lakehouse import missing
 from sparkonce.sinks.lakehouse.columns import MOST_TRIES, lacking
+from sparkonce.sinks.lakehouse.outages import is_outage
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -100,6 +101,8 @@ def check_table(table: Table, schema: pa.Schema, where: str) -> None:
     try:
         IcebergTable(table).try_out()
     except (OSError, pa.ArrowException) as error:
+        if is_outage(error):
+            raise
         raise ConfigurationError(
             f"{where}: a file cannot be written, listed and deleted below {table.location()} "
             f"({error}): give the driver these rights"
