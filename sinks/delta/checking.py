@@ -19,6 +19,7 @@ from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.delta.table import MARKS, DeltaVersion, unsupported
 from sparkonce.sinks.lakehouse import missing
 from sparkonce.sinks.lakehouse.columns import MOST_TRIES, lacking
+from sparkonce.sinks.lakehouse.outages import is_outage
 
 if TYPE_CHECKING:
     from sparkonce.sinks.delta.places import Place
@@ -90,6 +91,8 @@ def check_table(version: DeltaVersion, place: Place, schema: pa.Schema, where: s
     try:
         version.marks.try_out(MARKS)
     except (OSError, pa.ArrowException) as error:
+        if is_outage(error):
+            raise
         raise ConfigurationError(
             f"{where}: a file cannot be written, listed and deleted below it ({error}): give the "
             "driver these rights"

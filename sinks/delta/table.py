@@ -99,7 +99,10 @@ class DeltaLayout(Layout):
         # Groups come in any order, so each brings the numbers of its rows.
         for group in table.group_by(keys).aggregate([("row", "list")]).to_batches():
             for n in range(group.num_rows):
-                values = tuple(_as_text(group.column(key)[n].as_py()) for key in keys)
+                values = tuple(
+                    _partition_value(group.column(key)[n], column)
+                    for key, column in zip(keys, self.columns, strict=True)
+                )
                 self._check_required(values)
                 yield values, files.take(group.column("row_list")[n].values)
 
@@ -366,6 +369,16 @@ def _changed(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 def _app(branch_id: BranchId, *more: str) -> str:
     return ".".join([f"{branch_id.owner.prefix}{branch_id.sink}", *more])
+
+
+def _partition_value(value: pa.Scalar[Any], column: str) -> str | None:
+    try:
+        return _as_text(value.as_py())
+    except OverflowError as error:
+        raise pa.ArrowInvalid(
+            f"column {column}, which the table is partitioned by, has a date before the year 1 or "
+            "after the year 9999: leave such rows out of the query"
+        ) from error
 
 
 def _as_text(value: object) -> str | None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.snapshots import Operation, Summary, update_snapshot_summaries
-from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertTableUUID,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+)
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 
 from sparkonce.sinks.iceberg.files import manifest_file
@@ -53,7 +60,7 @@ class Conditional(_FastAppendFiles):
             CommitFailedException: it has another one.
         """
         updates, requirements = self._commit()
-        updates = tuple(map(self._in_order, updates))
+        updates = tuple(self._with_retention(self._in_order(each)) for each in updates)
         is_same = AssertTableUUID(uuid=self._table.metadata.table_uuid)
         more = (SetPropertiesUpdate(updates=dict(properties)),) if properties else ()
         self._table.catalog.commit_table(self._table, (*requirements, is_same), (*updates, *more))
@@ -69,6 +76,14 @@ class Conditional(_FastAppendFiles):
         at_ms = max(update.snapshot.timestamp_ms, _newest_ms(self._table) + 1)
         snapshot = update.snapshot.model_copy(update={"timestamp_ms": at_ms})
         return update.model_copy(update={"snapshot": snapshot})
+
+    def _with_retention(self, update: TableUpdate) -> TableUpdate:
+        """Keep how long the branch and its snapshots stay, which pyiceberg would unset."""
+        if not isinstance(update, SetSnapshotRefUpdate):
+            return update
+        kept = self._table.metadata.refs.get(update.ref_name)
+        names = ("min_snapshots_to_keep", "max_snapshot_age_ms", "max_ref_age_ms")
+        return update.model_copy(update={name: getattr(kept, name, None) for name in names})
 
     def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
         parent = self._parent_snapshot_id
@@ -102,3 +117,15 @@ class Append(Conditional):
         added: Sequence[Mapping[str, Any]] = self._prepared.manifests if self._prepared else ()
         ours = [manifest_file(each, self._snapshot_id) for each in added]
         return ours + self._existing_manifests()
+
+
+def begin(table: Table) -> None:
+    """Give a table that has no snapshot an empty one.
+
+    Not every catalog refuses a commit whose condition is that there is no snapshot yet (Nessie 0.99
+    accepts it), so a batch and its abort could both succeed. There, this commit would also erase
+    what another writer has committed since the load: it must follow a load at once.
+    """
+    if table.current_snapshot() is None and table.refresh().current_snapshot() is None:
+        with suppress(CommitFailedException):  # somebody else made one
+            Append(table).commit_if_unchanged({})

@@ -18,11 +18,12 @@ from pyiceberg.types import DoubleType, FloatType
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
 from sparkonce.sinks.arrow_types import in_zone, required
-from sparkonce.sinks.iceberg.appending import Append, ahead_s
+from sparkonce.sinks.iceberg.appending import ahead_s
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION
 from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.lakehouse import missing
 from sparkonce.sinks.lakehouse.columns import MOST_TRIES, lacking
+from sparkonce.sinks.lakehouse.outages import is_outage
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -67,17 +68,6 @@ def add_columns(tables: Tables, rows: pa.Schema, where: str) -> Table:
     return table
 
 
-def begin(table: Table) -> None:
-    """Give a new table an empty snapshot.
-
-    Not every catalog refuses a commit whose condition is that there is no snapshot yet (Nessie 0.99
-    accepts it), so a batch and its abort could both succeed.
-    """
-    if table.current_snapshot() is None:
-        with suppress(CommitFailedException):  # somebody else made one
-            Append(table).commit_if_unchanged({})
-
-
 def diagnose(tables: Tables, where: str, *, creates: bool) -> Iterator[Finding]:
     """Can the table be read, and files be written and listed there? For `sparkonce doctor`."""
     try:
@@ -111,6 +101,8 @@ def check_table(table: Table, schema: pa.Schema, where: str) -> None:
     try:
         IcebergTable(table).try_out()
     except (OSError, pa.ArrowException) as error:
+        if is_outage(error):
+            raise
         raise ConfigurationError(
             f"{where}: a file cannot be written, listed and deleted below {table.location()} "
             f"({error}): give the driver these rights"

@@ -48,6 +48,7 @@ def to_json(file: DataFile, spec: PartitionSpec, schema: Schema) -> Mapping[str,
         "path": file.file_path,
         "rows": file.record_count,
         "bytes": file.file_size_in_bytes,
+        "schema": schema.schema_id,
         "partition": [
             None if value is None else to_bytes(kind, value)
             for kind, value in zip(kinds, values, strict=True)
@@ -83,7 +84,7 @@ def from_json(value: Mapping[str, Any], spec: PartitionSpec, schema: Schema) -> 
 
 
 def prepared_manifest(
-    table: Table, spec_id: int, files: Iterable[Mapping[str, Any]], location: str
+    table: Table, spec_id: int, files: Sequence[Mapping[str, Any]], location: str
 ) -> Mapping[str, Any]:
     """Write the manifest of a batch's files, which belongs to no snapshot yet, and describe it.
 
@@ -113,6 +114,7 @@ def prepared_manifest(
         "path": location,
         "bytes": written.manifest_length,
         "spec": spec_id,
+        "schemas": sorted({file["schema"] for file in files}),
         "files": written.added_files_count,
         "rows": written.added_rows_count,
         "partitions": [

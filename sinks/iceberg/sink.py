@@ -16,7 +16,8 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding
 from sparkonce.sinks.base import Transform
 from sparkonce.sinks.capabilities import NamesDatasets
-from sparkonce.sinks.iceberg.checking import add_columns, begin, check_table, create, diagnose
+from sparkonce.sinks.iceberg.appending import begin
+from sparkonce.sinks.iceberg.checking import add_columns, check_table, create, diagnose
 from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.iceberg.tables import Tables
 from sparkonce.sinks.lakehouse import missing

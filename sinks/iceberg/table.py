@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import (
+    DataFileStatistics,
+    MetricModeTypes,
+    MetricsMode,
     _determine_partitions,
     _get_parquet_writer_kwargs,
     compute_statistics_plan,
@@ -22,8 +27,9 @@ from pyiceberg.utils.properties import property_as_int
 
 from sparkonce.model import BranchId
 from sparkonce.sinks.iceberg import properties
-from sparkonce.sinks.iceberg.appending import Append, Conditional
+from sparkonce.sinks.iceberg.appending import Append, Conditional, begin
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION, attempts_in, prepared_manifest, to_json
+from sparkonce.sinks.iceberg.reading import unreadable
 from sparkonce.sinks.iceberg.removing import Removal, live_files
 from sparkonce.sinks.iceberg.tables import Folders
 from sparkonce.sinks.lakehouse.marks import Marks, batch_of
@@ -32,7 +38,6 @@ from sparkonce.sinks.lakehouse.proofs import KEPT, End
 from sparkonce.sinks.lakehouse.table import DataFile, Layout, LiveFile, LoadedTable
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyiceberg.table import Table
 
 
@@ -68,11 +73,17 @@ class IcebergLayout(Layout):
         if not self.is_partitioned:
             yield Record(), rows
             return
-        for part in _determine_partitions(self._partitions, self._schema, rows):
-            yield part.partition_key.partition, part.arrow_table_partition
+        try:
+            for part in _determine_partitions(self._partitions, self._schema, rows):
+                yield part.partition_key.partition, part.arrow_table_partition
+        except OverflowError as error:
+            names = ", ".join(field.name for field in self._partitions.fields)
+            raise pa.ArrowInvalid(
+                f"the table is partitioned by {names}, and a row has a date before the year 1 or "
+                "after the year 9999 there: leave such rows out of the query"
+            ) from error
 
     def describe(self, file: DataFile) -> Mapping[str, Any]:
-        statistics = data_file_statistics_from_parquet_metadata(file.footer, self._plan, self._ids)
         data_file = IcebergFile.from_args(
             content=DataFileContent.DATA,
             file_path=file.path,
@@ -82,9 +93,17 @@ class IcebergLayout(Layout):
             sort_order_id=None,
             equality_ids=None,
             key_metadata=None,
-            **statistics.to_serialized_dict(),
+            **self._statistics(file).to_serialized_dict(),
         )
         return to_json(data_file, self._partitions, self._schema)
+
+    def _statistics(self, file: DataFile) -> DataFileStatistics:
+        try:
+            return data_file_statistics_from_parquet_metadata(file.footer, self._plan, self._ids)
+        except OverflowError:  # a date that Python cannot hold: the file gets no bounds
+            counts = MetricsMode(MetricModeTypes.COUNTS)
+            plan = {number: replace(each, mode=counts) for number, each in self._plan.items()}
+            return data_file_statistics_from_parquet_metadata(file.footer, plan, self._ids)
 
 
 class IcebergTable(LoadedTable):
@@ -123,19 +142,31 @@ class IcebergTable(LoadedTable):
         return properties.end_of(self._table, branch_id)
 
     def obstacle(self, prepared: PreparedBatch | None) -> str | None:
-        if self._table.current_snapshot() is None:
-            return (
-                "has no snapshot, though the start had made one: was it replaced? Start the query "
-                "again"
-            )
+        if why := self.keeps_files():
+            return f"{why}, which IcebergSink does not write, and no table goes back"
         specs = {each["spec"] for each in prepared.manifests} if prepared else set()
         if gone := specs - set(self._table.specs()):
             return f"no longer has the partition spec {min(gone)}, in which the batch was written"
+        return self._other_columns(prepared)
+
+    def _other_columns(self, prepared: PreparedBatch | None) -> str | None:
+        """Why the current schema cannot read the batch's files; None if it can."""
+        manifests = prepared.manifests if prepared else ()
+        known = self._table.schemas()
+        # A batch of an earlier version does not say in which schemas its files are.
+        for schema_id in sorted({n for each in manifests for n in each.get("schemas", ())}):
+            if schema_id not in known:
+                return f"no longer has the schema {schema_id}, in which the batch was written"
+            if changed := unreadable(known[schema_id], self._table.schema()):
+                return f"has other columns than the batch was written with: {changed}"
         return None
 
     def commit_end(
         self, branch_id: BranchId, end: End, prepared: PreparedBatch | None = None
     ) -> bool:
+        if self._table.current_snapshot() is None:  # replaced since the start
+            begin(self._table)
+            return False
         proof = properties.proof(self._table, branch_id, end)
         return self._is_committed(Append(self._table, prepared), proof)
 

@@ -86,11 +86,11 @@ def _opened(name: str, settings: Mapping[str, str]) -> Catalog:
     try:
         return load_catalog(name, **_IO, **settings)
     except ValueError as error:
-        if "infer" not in str(error):
-            raise
-        raise ConfigurationError(  # the library's text shows the uri, with a password in it
-            f"IcebergSink: catalog {name!r} has no type, and its uri does not show one: add "
-            '"type": "rest", "sql", "hive" or "glue"'
+        # The error's text may show the uri or all settings, with passwords in them.
+        raise ConfigurationError(
+            f"IcebergSink: catalog {name!r} cannot be opened ({type(error).__name__}): set "
+            "'type', such as 'rest', 'sql', 'hive' or 'glue', if its uri does not show one, and "
+            "check its other settings"
         ) from None
 
 

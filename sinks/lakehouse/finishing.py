@@ -129,9 +129,12 @@ class BatchEnd:
     ) -> bool:
         """Commit the end of the batch; False if another commit came first."""
         if obstacle := table.obstacle(prepared):
+            # A redo commits the proof of an abort first.
+            rulings = "committed|aborted" if table.obstacle(None) else "committed|aborted|redo"
             raise self._unresolved(
                 f"{self._where} {obstacle}; if the rows of batch {self._branch_id.batch_id} are "
-                f"not to be in it as they were prepared, {settle_command(self._branch_id)}"
+                "not to be in it as they were prepared, "
+                f"{settle_command(self._branch_id, rulings)}"
             )
         return table.commit_end(self._branch_id, end, prepared)
 

@@ -225,7 +225,7 @@ class LakehouseSink(
     def _rejecting(self, branch_id: BranchId) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, ValueError, KeyError) as error:
+        except (pa.ArrowException, ValueError, KeyError, OverflowError) as error:
             raise PrepareRejectedError(
                 f"{type(self).__name__}: rows do not fit into {self.target} ({error})", branch_id
             ) from error

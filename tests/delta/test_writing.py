@@ -531,3 +531,14 @@ def test_doctor_looks_at_the_table(lake: Lake) -> None:
     assert level == "OK"
     assert "can be read" in text
     assert sorted(path for path in lake.folder.rglob("*") if path.is_file()) == before
+
+
+def test_partition_of_a_date_after_year_9999(lake: Lake) -> None:
+    """Python's dates end there, and Spark's do not: the error names the column."""
+    schema = pa.schema([("id", pa.int64()), ("day", pa.date32())])
+    lake.create(schema, partition_by=["day"])
+    sink = lake.sink()
+    sink.validate(schema)
+    day = pa.array([2932897], pa.int32()).cast(pa.date32())
+    with pytest.raises(PrepareRejectedError, match="column day, .*after the year 9999: leave"):
+        prepared(sink, 1, [pa.record_batch([pa.array([1]), day], schema=schema)])

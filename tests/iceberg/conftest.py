@@ -17,7 +17,7 @@ from pyiceberg.types import StringType
 
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import IcebergSink
-from sparkonce.sinks.iceberg.checking import begin
+from sparkonce.sinks.iceberg.appending import begin
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.table.update import RemovePartitionSpecsUpdate
+from pyiceberg.table.update import RemovePartitionSpecsUpdate, SetSnapshotRefUpdate
 from pyiceberg.transforms import IdentityTransform
 
 from sparkonce.errors import (
@@ -20,6 +20,7 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.model import DRIVER_ATTEMPT, Committable
+from sparkonce.sinks.capabilities import Delivered
 from sparkonce.sinks.lakehouse import finishing
 from tests.iceberg.conftest import (
     NAME,
@@ -434,19 +435,6 @@ def test_data_has_another_place(lake: Lake) -> None:
     assert (lake.ids(), len(lake.data()), lake.marks()) == ([1], 1, [])
 
 
-def test_table_without_a_snapshot(lake: Lake) -> None:
-    """Not every catalog can make a commit depend on that there is none."""
-    lake.create()
-    sink = lake.sink()
-    committable = prepared(sink, 1, [rows(1)])
-    lake.table().manage_snapshots().remove_branch("main").commit()
-    with pytest.raises(CommitUnresolvedError, match="has no snapshot"):
-        sink.commit(committable)
-    sink.validate(SCHEMA)
-    sink.commit(committable)
-    assert lake.ids() == [1]
-
-
 def test_batch_of_empty_files_has_no_branch(lake: Lake) -> None:
     lake.create()
     partition_by_id(lake)
@@ -544,3 +532,23 @@ def test_table_is_rolled_back_for_a_rewind(lake: Lake) -> None:
         assert lake.ids() == [1, 20]
     sink.commit(late)
     assert lake.ids() == [1, 20]
+
+
+def test_retention_of_main_stays(lake: Lake) -> None:
+    """As `ALTER TABLE … REPLACE BRANCH main WITH SNAPSHOT RETENTION` sets it."""
+    lake.create()
+    kept = {
+        "min_snapshots_to_keep": 100,
+        "max_snapshot_age_ms": 86400_000,
+        "max_ref_age_ms": 10**12,
+    }
+    table = lake.table()
+    main = {"ref_name": "main", "type": "branch", "snapshot_id": table.refs()["main"].snapshot_id}
+    update = SetSnapshotRefUpdate(**main, **kept)
+    lake.catalog.commit_table(table, (), (update,))
+    sink = lake.sink()
+    sink.commit(committable := prepared(sink, 1, [rows(1)]))
+    assert lake.table().refs()["main"].model_dump(include=set(kept), by_alias=False) == kept
+    sink.take_back([Delivered(committable, 1)])
+    assert lake.ids() == []
+    assert lake.table().refs()["main"].model_dump(include=set(kept), by_alias=False) == kept

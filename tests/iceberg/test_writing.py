@@ -135,6 +135,37 @@ def test_statistics_are_those_of_the_library(lake: Lake) -> None:
     assert ours["file_size_in_bytes"] == lake.data()[0].stat().st_size or len(lake.data()) == 2
 
 
+FAR = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("at", pa.timestamp("us"))])
+
+
+def far_rows(days: int, microseconds: int) -> pa.RecordBatch:
+    """Python's dates end with the year 9999, and Spark's do not."""
+    columns = [pa.array([1]), pa.array([days], pa.int32()), pa.array([microseconds])]
+    return pa.record_batch([c.cast(f.type) for c, f in zip(columns, FAR, strict=True)], schema=FAR)
+
+
+@pytest.mark.parametrize(("days", "microseconds"), [(2932897, 0), (0, 253402300800_000_000)])
+def test_date_after_year_9999(lake: Lake, days: int, microseconds: int) -> None:
+    """The file has no bounds, and readers find the row."""
+    lake.create(FAR)
+    sink = lake.sink()
+    sink.validate(FAR)
+    sink.commit(prepared(sink, 1, [far_rows(days, microseconds)]))
+    (file,) = files_of(lake.table())
+    assert (file["record_count"], file["lower_bounds"], file["upper_bounds"]) == (1, [], [])
+    assert lake.table().scan(row_filter="id = 1").to_arrow()["day"].cast("int32")[0].as_py() == days
+
+
+def test_partition_of_a_date_after_year_9999(lake: Lake) -> None:
+    lake.create(FAR)
+    with lake.table().update_spec() as update:
+        update.add_field("day", IdentityTransform())
+    sink = lake.sink()
+    sink.validate(FAR)
+    with pytest.raises(PrepareRejectedError, match="partitioned by day.*after the year 9999"):
+        prepared(sink, 1, [far_rows(2932897, 0)])
+
+
 def test_summary_counts_rows_and_files(lake: Lake) -> None:
     lake.create()
     sink = lake.sink()
