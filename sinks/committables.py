@@ -57,6 +57,16 @@ def check_committable(sink: Named, committable: object, branch_id: BranchId) -> 
     return replace(committable, payload=payload)
 
 
+def name_used_before(where: str, branch_id: BranchId) -> PrepareRejectedError:
+    """The error for a branch that is new to the log, while the sink has one of its name."""
+    return PrepareRejectedError(
+        f"{where}: another branch had the name {branch_id} before, so the log is an older copy, as "
+        "after a restored backup of the checkpoint with its log. Bring the newer ones back. "
+        "Without them, the next start delivers what came since then again",
+        branch_id,
+    )
+
+
 def check_rows(sink: Named, committable: Committable, written: int) -> None:
     """Refuse a branch of which the target has other than the `written` rows, if the sink counts.
 

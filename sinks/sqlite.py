@@ -42,6 +42,7 @@ from sparkonce.sinks.capabilities import (
     NamesDatasets,
     Votes,
 )
+from sparkonce.sinks.committables import name_used_before
 from sparkonce.sinks.payload import Payload
 from sparkonce.sinks.rows import RowSink
 from sparkonce.sinks.sqlite_tables import (
@@ -216,6 +217,9 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     ) -> Sequence[Committable]:
         """Insert the batch and roll back, where a constraint or a trigger may refuse a row."""
         with self._transaction() as db:
+            for committable in committables:
+                if _is_committed(db, committable.branch_id):
+                    raise name_used_before(self.target, committable.branch_id)
             if committables and is_constrained(db, self._table):
                 try:
                     for committable in committables:

@@ -35,6 +35,7 @@ from sparkonce.sinks.capabilities import (
     Visible,
     Votes,
 )
+from sparkonce.sinks.committables import name_used_before
 from sparkonce.sinks.lakehouse.finishing import BatchEnd, TaskEnd
 from sparkonce.sinks.lakehouse.marks import Mark, batch_of
 from sparkonce.sinks.lakehouse.outages import in_one_line, is_outage
@@ -151,6 +152,8 @@ class LakehouseSink(
         if not files:
             return []
         table = self._load()
+        if table is not None and table.end_of(branch_id) == "committed":
+            raise name_used_before(self.target, branch_id)
         where = None if table is None else (table.id, table.marks.data(branch_id))
         if table is None or where is None or {where} != {(w.table, w.data) for w in written}:
             raise PrepareRejectedError(

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
+from sparkonce.sinks.committables import name_used_before
 from sparkonce.sinks.lakehouse.marks import file_name
 from sparkonce.sinks.lakehouse.payloads import WrittenFiles
 from sparkonce.sinks.lakehouse.table import DataFile, LoadedTable
@@ -85,6 +86,8 @@ class BranchWriter:
         self._waiting_bytes = 0
         self._count = 0
         self._files: list[Mapping[str, Any]] = []
+        if self._marks.storage.exists(self._path(0)):  # it may be the table's
+            raise name_used_before(where, branch_id)
         self._marks.write(branch_id)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -138,13 +141,16 @@ class BranchWriter:
                 "raise max_open_files, or bring the rows of a partition to one task (repartition)",
                 self.branch_id,
             )
-        path = f"{self._folder}/{file_name(self.branch_id.attempt, self._count)}"
+        path = self._path(self._count)
         self._count += 1
         stream = self._marks.storage.create(path)
         schema, settings = self._layout.file_schema, self._settings
         writer = pq.ParquetWriter(stream, schema, store_decimal_as_integer=True, **settings)
         self._open[partition] = _OpenFile(path, stream, writer, partition)
         return self._open[partition]
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{file_name(self.branch_id.attempt, number)}"
 
     def _flush(self) -> None:
         for file in list(self._open.values()):

@@ -508,6 +508,22 @@ def test_commit_removes_the_marks_of_its_tasks_only(lake: Lake) -> None:
     assert lake.ids() == [1, 2]
 
 
+def test_name_that_is_used_again_is_refused(lake: Lake) -> None:
+    """The log and the checkpoint were restored, so that a batch gets the name of another one."""
+    lake.create()
+    sink = lake.sink()
+    sink.commit(prepared(sink, 1, [rows(1)]))
+    before = {path: path.read_bytes() for path in lake.data()}
+    with pytest.raises(PrepareRejectedError, match="older copy"):
+        sink.beginTransaction(branch(1))
+    with pytest.raises(PrepareRejectedError, match="older copy"):
+        sink.vote(of_driver(branch(1)), [task(sink, branch(1, 77), rows(2))])
+    for found in sink.find_branches(branch().owner):
+        sink.abort(found)
+    assert {path: path.read_bytes() for path in before} == before
+    assert lake.ids() == [1]
+
+
 def test_late_task_of_a_committed_batch_is_aborted_alone(lake: Lake) -> None:
     """Its file stays for VACUUM, as in the next test."""
     lake.create()

@@ -443,6 +443,22 @@ def test_batch_of_empty_files_has_no_branch(lake: Lake) -> None:
     assert sink.vote(replace(branch(), attempt=DRIVER_ATTEMPT), [done]) == []
 
 
+def test_name_that_is_used_again_is_refused(lake: Lake) -> None:
+    """The log and the checkpoint were restored, so that a batch gets the name of another one."""
+    lake.create()
+    sink = lake.sink()
+    sink.commit(prepared(sink, 1, [rows(1)]))
+    before = {path: path.read_bytes() for path in lake.data()}
+    with pytest.raises(PrepareRejectedError, match="older copy"):
+        sink.beginTransaction(branch(1))
+    with pytest.raises(PrepareRejectedError, match="older copy"):
+        sink.vote(branch(1, DRIVER_ATTEMPT), [task(sink, branch(1, 77), rows(2))])
+    for found in sink.find_branches(branch().owner):
+        sink.abort(found)
+    assert {path: path.read_bytes() for path in before} == before
+    assert lake.ids() == [1]
+
+
 def test_late_task_of_a_committed_batch_is_aborted_alone(lake: Lake) -> None:
     lake.create()
     sink = lake.sink()

@@ -360,3 +360,13 @@ def test_table_that_is_gone_for_a_moment(tmp_path: Path) -> None:
     executed(path, "ALTER TABLE aside RENAME TO orders")
     sink.commit(committable)
     assert asked(path, "SELECT id FROM orders") == [(1,), (2,)]
+
+
+def test_name_that_is_used_again_is_refused(tmp_path: Path) -> None:
+    """The log and the checkpoint were restored, so that a batch gets the name of another one."""
+    path = tmp_path / "shop.db"
+    sink = SqliteSink(path, "orders")
+    sink.commit(prepared(sink, CODES))
+    with pytest.raises(PrepareRejectedError, match="older copy"):
+        sink.vote(branch(), [prepared(sink, CODES)])
+    assert len(asked(path, "SELECT code FROM orders")) == len(CODES)
