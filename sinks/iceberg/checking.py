@@ -91,6 +91,12 @@ def check_table(table: Table, schema: pa.Schema, where: str) -> None:
         ConfigurationError: naming the column, or what else cannot work, and the fix.
     """
     _check_kind(table, where)
+    columns = table.schema().column_names
+    if unknown := [name for name in schema.names if name not in columns]:
+        raise ConfigurationError(
+            f"{where} does not take these columns: {', '.join(unknown)} is not in the table; leave "
+            'it out (select=), or let new_columns="add" add it'
+        )
     try:
         _check_pyarrow_schema_compatible(table.schema(), required(in_zone(schema, "UTC")))
     except ValueError as error:
@@ -105,7 +111,7 @@ def check_table(table: Table, schema: pa.Schema, where: str) -> None:
             raise
         raise ConfigurationError(
             f"{where}: a file cannot be written, listed and deleted below {table.location()} "
-            f"({error}): give the driver these rights"
+            f"({error}): give the driver these rights, or catalog= its credentials (s3.…)"
         ) from error
 
 
