@@ -173,11 +173,10 @@ class LakehouseSink(
             len(files),
             sum(file["rows"] for file in files),
             sum(file["bytes"] for file in files),
-            tuple(
-                table.write_manifest(paths[spec], spec, of_spec)
-                for spec, of_spec in by_spec.items()
-            ),
+            tuple(table.write_manifest(paths[spec], spec, by_spec[spec]) for spec in by_spec),
         )
+        if obstacle := table.obstacle(prepared):
+            raise PrepareRejectedError(f"{self.target} {obstacle}", branch_id)
         return [
             prepared.committable(
                 branch_id,

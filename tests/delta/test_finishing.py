@@ -219,13 +219,12 @@ def test_only_one_task_saw_a_required_column(lake: Lake) -> None:
     with_schema(lake, more)
     batch = pa.RecordBatch.from_arrays([*rows(2).columns, pa.array([2])], schema=more)
     second = task(sink, branch(1, 1), batch)
-    (committable,) = sink.vote(of_driver(branch()), [first, second])
-    with pytest.raises(CommitUnresolvedError, match="n is required now"):
-        sink.commit(committable)
+    with pytest.raises(PrepareRejectedError, match="n is required now"):
+        sink.vote(of_driver(branch()), [first, second])
 
 
 def test_tasks_of_a_batch_saw_different_partitions(lake: Lake) -> None:
-    """Each has a manifest of its own, and the batch waits for an operator."""
+    """Each has a manifest of its own, of which one does not fit."""
     lake.create()
     sink = lake.sink()
     first = task(sink, branch(1, 0), rows(1))
@@ -236,10 +235,9 @@ def test_tasks_of_a_batch_saw_different_partitions(lake: Lake) -> None:
             line["metaData"]["partitionColumns"] = ["day"]
     log.write_text("\n".join(map(json.dumps, lines)))
     second = task(sink, branch(1, 1), rows(2))
-    (committable,) = sink.vote(of_driver(branch()), [first, second])
+    with pytest.raises(PrepareRejectedError, match="is partitioned by"):
+        sink.vote(of_driver(branch()), [first, second])
     assert len(list(lake.folder.rglob("*.adds"))) == 2
-    with pytest.raises(CommitUnresolvedError, match="is partitioned by"):
-        sink.commit(committable)
     sink.abort(of_driver(branch()))
     assert (lake.left_over(), lake.data()) == ([], [])
 

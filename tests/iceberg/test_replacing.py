@@ -30,10 +30,20 @@ from pyiceberg.types import (
     StructType,
 )
 
-from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, PrepareRejectedError
+from sparkonce.model import DRIVER_ATTEMPT
 from sparkonce.sinks.iceberg.appending import begin
 from sparkonce.sinks.lakehouse.payloads import PreparedBatch
-from tests.iceberg.conftest import SCHEMA, Intruder, Lake, another_writer, prepared, rows
+from tests.iceberg.conftest import (
+    SCHEMA,
+    Intruder,
+    Lake,
+    another_writer,
+    branch,
+    prepared,
+    rows,
+    task,
+)
 
 ID, NAME = NestedField(1, "id", LongType()), NestedField(2, "name", StringType())
 
@@ -144,6 +154,20 @@ def test_schema_is_gone(lake: Lake) -> None:
     table.catalog.commit_table(table, (), (RemoveSchemasUpdate(schema_ids=[0]),))
     with pytest.raises(CommitUnresolvedError, match="no longer has the schema 0"):
         sink.commit(committable)
+
+
+def test_table_is_replaced_before_the_vote(lake: Lake) -> None:
+    """The batch is aborted, and not decided for a table that cannot take it."""
+    lake.create()
+    sink = lake.sink()
+    done = task(sink, branch(), rows(1))
+    replace_the_table(lake, NestedField(1, "id", StringType()), NAME)
+    by_driver = replace(branch(), attempt=DRIVER_ATTEMPT)
+    with pytest.raises(PrepareRejectedError, match="id was long, and is string"):
+        sink.vote(by_driver, [done])
+    for found in sink.find_branches(branch().owner):
+        sink.abort(found)
+    assert (lake.ids(), lake.marks(), lake.data()) == ([], [], [])
 
 
 def test_batch_of_the_release_before(lake: Lake) -> None:
