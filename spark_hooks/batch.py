@@ -37,11 +37,12 @@ from sparkonce.spark_hooks.partition_writer import (
     shares_of,
 )
 from sparkonce.spark_hooks.probing import check_executors, has_executors, warn_of_room
-from sparkonce.spark_hooks.record_batches import RecordBatches
+from sparkonce.spark_hooks.record_batches import TREE_PATTERNS, RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.shaping import Shapes, arrow_schema, shaped
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
 from sparkonce.spark_hooks.validating import validate_sinks
+from sparkonce.storage.hadoop import java_class
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Share
 
 if TYPE_CHECKING:
@@ -151,13 +152,16 @@ class SparkBatch:
     def drain(self) -> Mapping[str, Fingerprint]:
         sinks = [sink for sink in self._sinks if sink.transform is None]
         if sinks and self._query.is_deterministic:
-            return self._contents(sinks)
+            rows, shapes = self._shapes.with_hashes(self._df, sinks)
+            if _is_repeatable(rows):
+                return self._contents(sinks, rows, shapes)
         self._consume()
         return {}
 
-    def _contents(self, sinks: Sequence[AnySink]) -> dict[str, Fingerprint]:
+    def _contents(
+        self, sinks: Sequence[AnySink], rows: DataFrame, shapes: list[int] | None
+    ) -> dict[str, Fingerprint]:
         """Read all rows, and sum the hashes of what each sink would get."""
-        rows, shapes = self._shapes.with_hashes(self._df, sinks)
         hashes = [rows.columns[-1]] if shapes is None else rows.columns[len(set(shapes)) :]
         # As decimals, which do not overflow; the tasks' sums are taken modulo 2^64.
         sums = [f"sum(CAST({quoted(name)} AS DECIMAL(38, 0)))" for name in hashes]
@@ -293,3 +297,10 @@ def _snapshot(df: DataFrame) -> Iterator[DataFrame]:
             plan: Any = rows._jdf.queryExecution().logical()  # noqa: SLF001
             # Not `unpersist`, which warns that the rows cannot be computed again.
             context._jsc.sc().unpersistRDD(plan.rdd().id(), False)  # noqa: SLF001
+
+
+def _is_repeatable(rows: DataFrame) -> bool:
+    """Whether another computation of these rows gives the same ones: no chance, and no clock."""
+    plan: Any = rows._jdf.queryExecution().analyzed()  # noqa: SLF001
+    patterns = java_class(rows.sparkSession._jvm, TREE_PATTERNS)  # noqa: SLF001
+    return plan.deterministic() and not plan.containsPattern(patterns.CURRENT_LIKE())

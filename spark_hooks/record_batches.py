@@ -28,7 +28,7 @@ _LIMIT: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNLIMITED: Final = 2**31 - 1
 """The one value with which Spark does not measure."""
 
-_PATTERNS: Final = "org.apache.spark.sql.catalyst.trees.TreePattern"
+TREE_PATTERNS: Final = "org.apache.spark.sql.catalyst.trees.TreePattern"
 
 _MARGIN: Final = 8
 """Rows may become this many times wider than any before, and still stay under the limit."""
@@ -87,7 +87,7 @@ class RecordBatches:
 
 def _is_without_python(df: DataFrame, query: RunningQuery) -> bool:
     try:
-        patterns = java_class(df.sparkSession._jvm, _PATTERNS)  # noqa: SLF001
+        patterns = java_class(df.sparkSession._jvm, TREE_PATTERNS)  # noqa: SLF001
         python = patterns.PYTHON_UDF(), patterns.EVAL_PYTHON_UDTF()
         plans = df._jdf.queryExecution().optimizedPlan(), query.plan  # noqa: SLF001
         return not any(plan.containsPattern(p) for plan in plans for p in python)

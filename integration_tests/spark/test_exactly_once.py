@@ -683,6 +683,29 @@ def test_rolled_back_checkpoint_of_a_query_that_was_changed(
     assert "sink 'file', the replay has other values in its 2 rows" in told[0]
 
 
+@pytest.mark.parametrize("place", ["select", "function"])
+@pytest.mark.parametrize("value", ["uuid()", "rand()", "current_timestamp()"])
+def test_replay_is_not_compared_where_each_computation_differs(
+    job: Job, caplog: pytest.LogCaptureFixture, place: str, value: str
+) -> None:
+    """The advice of that error, a new checkpoint, would deliver everything again."""
+    caplog.set_level("INFO", "sparkonce")
+    job.add(*ids(1, 2))
+    select = ["id", f"{value} AS made"] if place == "select" else None
+
+    def deliver(df: DataFrame, batch_id: int) -> None:
+        rows = df if select else df.selectExpr("id", f"{value} AS made")
+        pipeline(rows, batch_id)
+
+    for _ in range(2):
+        pipeline = job.pipeline(sinks=[FileSink(job.out, select=select)])
+        job.run(deliver)  # type: ignore[arg-type]
+        shutil.rmtree(job.folder / job.checkpoint / "commits")
+    assert job.visible() == Counter([1, 2])
+    assert "its replay is read to the end" in caplog.text
+    assert "differs" not in caplog.text
+
+
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_rolled_back_checkpoint_that_met_other_files_is_refused(job: Job, batches: int) -> None:
     """A file source's offsets are counters: only the files tell that the batch is another one.
