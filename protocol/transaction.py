@@ -48,6 +48,7 @@ from sparkonce.protocol.committing import commit_branches
 from sparkonce.protocol.deciders import Decider, decide_prepared
 from sparkonce.protocol.decisions import Fate, fate_of_prepared
 from sparkonce.protocol.forgetting import forget_old
+from sparkonce.protocol.keys import key_of
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
 from sparkonce.protocol.preparing import aborting_on_failure, prepare
@@ -60,7 +61,6 @@ from sparkonce.txn_log.record import State, TransactionRecord
 logger = logging.getLogger("sparkonce")
 
 _MOST_REWRITES = 3
-_NO_REPLAY = "Spark does not replay the batch any more"
 
 
 def deliver(batch: Batch, lease: Lease, decider: Decider) -> None:
@@ -246,7 +246,7 @@ def commit_or_rewrite(
         record = rewrite_lost(record, lost, batch, lease)
         lost = commit_branches(record, lease, is_replayed=is_replayed)
     if lost:
-        why = _NO_REPLAY if batch is None else "each time they were lost again"
+        why = _no_replay(record) if batch is None else "each time they were lost again"
         raise lost_for_good(record, lost, why, lease)
     return record
 
@@ -316,5 +316,12 @@ def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> Sp
         replay is None and State.PREPARED not in record.times
     )
     if lost and not is_replay_possible:
-        return lost_for_good(record, lost, _NO_REPLAY, lease)
+        return lost_for_good(record, lost, _no_replay(record), lease)
     return None
+
+
+def _no_replay(record: TransactionRecord) -> str:
+    key = key_of(record)
+    if key is None:
+        return "Spark does not replay the batch any more"
+    return f"only the job with key {key!r} could do that; run it again first"

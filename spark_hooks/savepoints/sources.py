@@ -49,7 +49,8 @@ def files_of_sources(
         counter = counters.get(folder.removeprefix("sources/"))
         # A query that uses one source twice has fewer folders than uses, and the numbers differ.
         if counters and (counter is None or len(folders) != len(counters)):
-            counter = max(counters.values()) if _is_log(folder, files, read) else None
+            highest = min(max(counters.values()), _highest(files))
+            counter = highest if _is_log(folder, files, read) else None
         if counter is None:
             copied += [f"{folder}/{file}" for file in files]
         else:
@@ -57,6 +58,11 @@ def files_of_sources(
             copied += taken
             rewritten |= cut
     return copied, rewritten
+
+
+def _highest(files: Sequence[str]) -> int:
+    """The highest counter of a log; 0 where there is none."""
+    return max((int(m[1]) for m in map(_COUNTER.fullmatch, files) if m is not None), default=0)
 
 
 def _is_log(folder: str, files: Sequence[str], read: ReadText) -> bool:

@@ -16,8 +16,14 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sparkonce.errors import ConfigurationError, FencedError, PrepareRejectedError
+from sparkonce.errors import (
+    ConfigurationError,
+    FencedError,
+    PreparedBranchLostError,
+    PrepareRejectedError,
+)
 from sparkonce.once import forget
+from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.data_source.committing import abort, commit
 from sparkonce.spark_hooks.data_source.job import Job
 from sparkonce.spark_hooks.data_source.keyed import abort_keyed, commit_keyed, plan_keyed
@@ -228,6 +234,32 @@ def test_nothing_of_a_batch_job_is_decided_after_its_abort(query: Query) -> None
     commit_keyed(NAME, "monday", SCHEMA, again, prepared)
     assert query.rows() == 3
     assert plan_keyed(NAME, "monday", SCHEMA) is None
+
+
+def test_lost_branch_of_a_batch_job_names_the_key(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before an operator enters the rows, the job that has them should try."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    planned = plan_keyed(NAME, "monday", SCHEMA)
+    assert planned is not None
+    prepared = query.run(planned)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSink, "commit", die)
+        with pytest.raises(Killed):
+            commit_keyed(NAME, "monday", SCHEMA, planned, prepared)
+    for path in (query.target / "_sparkonce").glob("*.parquet"):
+        path.unlink()
+    query.forget()
+    with pytest.raises(PreparedBranchLostError, match="job with key 'monday'.* run it again first"):
+        plan_keyed(NAME, "tuesday", SCHEMA)
+    assert plan_keyed(NAME, "monday", SCHEMA) is not None
 
 
 def test_batch_job_whose_key_is_complete_is_logged(

@@ -120,6 +120,15 @@ def test_source_that_is_used_twice(tmp_path: Path) -> None:
     assert taken == {f"sources/0/{n}" for n in range(4)}
 
 
+def test_source_that_is_used_twice_next_to_another(tmp_path: Path) -> None:
+    """The uses do not show whose folder is whose, so the highest counter may be another one's."""
+    checkpoint(tmp_path, 6)
+    write(tmp_path, [("offsets/3", offsets(*({"logOffset": n} for n in (3, 3, 0))))])
+    write(tmp_path, [("sources/1/0", 'v1\n{"path":"file:/other/0","batchId":0}')])
+    taken = {name for name in copied(tmp_path, 3) if name.startswith("sources/")}
+    assert taken == {"sources/1/0", *(f"sources/0/{n}" for n in range(4))}
+
+
 # -- kills and races -------------------------------------------------------------------------------
 
 
