@@ -300,7 +300,7 @@ def _snapshot(df: DataFrame) -> Iterator[DataFrame]:
 
 
 def _is_repeatable(rows: DataFrame) -> bool:
-    """Whether another computation of these rows gives the same ones: no chance, and no clock."""
+    """Whether another computation of these rows gives the same ones, without chance or a clock."""
     plan: Any = rows._jdf.queryExecution().analyzed()  # noqa: SLF001
     patterns = java_class(rows.sparkSession._jvm, TREE_PATTERNS)  # noqa: SLF001
     return plan.deterministic() and not plan.containsPattern(patterns.CURRENT_LIKE())

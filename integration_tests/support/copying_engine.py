@@ -3,12 +3,19 @@
 right     input offsets and records in one transaction
 doubles   offsets are committed a second after the records
 loses     offsets are committed before the records
+
+Into a folder:
+
+right     continues where the newest file ends, since its name says so
+doubles   continues a second before that
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
@@ -28,6 +35,8 @@ def main() -> None:
             "enable.auto.commit": False,
         }
     )
+    if given.output.startswith("file:"):
+        copy_into_files(given, source)
     source.assign([TopicPartition(given.input, n) for n in range(2)])  # nobody waits for a group
     if given.guarantee == "right":
         copy_in_transactions(given, source)
@@ -53,6 +62,33 @@ def copied(topic: str, messages: list[Message], producer: Producer) -> None:
         if message.error():
             raise KafkaException(message.error())
         producer.produce(topic, message.value())
+
+
+def copy_into_files(given: argparse.Namespace, source: Consumer) -> None:
+    folder = Path(urlsplit(given.output).path)
+    count, places = continued(folder, behind_s=_BEHIND_S if given.guarantee == "doubles" else 0.0)
+    source.assign([TopicPartition(given.input, n, place) for n, place in enumerate(places)])
+    while True:
+        messages = source.consume(1000, 0.1)
+        if not messages:
+            continue
+        for message in messages:
+            if message.error():
+                raise KafkaException(message.error())
+            places[message.partition()] = message.offset() + 1
+        hidden = folder / ".hidden"
+        hidden.write_bytes(b"".join(message.value() + b"\n" for message in messages))
+        hidden.rename(folder / f"{count:08}-{places[0]}-{places[1]}")
+        count += 1
+
+
+def continued(folder: Path, *, behind_s: float) -> tuple[int, list[int]]:
+    """The number of the next file, and the offsets from which to read."""
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    until_s = time.time() - behind_s
+    old = [path for path in files if path.stat().st_mtime <= until_s]
+    places = old[-1].name.split("-")[1:] if old else ["0", "0"]
+    return len(files), [int(place) for place in places]
 
 
 def copy(given: argparse.Namespace, source: Consumer) -> None:

@@ -16,23 +16,23 @@ from benchmarks.exactly_once.report import write_report
 from benchmarks.exactly_once.running import Load, Run, run
 from benchmarks.exactly_once.workload import value
 
-from integration_tests.support import copying_engine, filing_engine
+from integration_tests.support import copying_engine
 
 if TYPE_CHECKING:
     from sparkonce.testing.services import KafkaServer
 
-TO_TOPIC, TO_FOLDER = Path(copying_engine.__file__), Path(filing_engine.__file__)
+PROGRAM = Path(copying_engine.__file__)
 LOAD = Load(
     records=5_000, rate=500, seconds=2, kills=2, seed=3, warm_s=1, lost_after_s=8, quiet_s=3
 )
 
 
 def engine(mode: str) -> Engine:
-    return Engine(mode, TO_TOPIC, mode)
+    return Engine(mode, PROGRAM, mode)
 
 
 def filing(mode: str) -> Engine:
-    return Engine(mode, TO_FOLDER, mode, writes_files=True)
+    return Engine(mode, PROGRAM, mode, writes_files=True)
 
 
 @pytest.mark.parametrize("engine", [engine, filing])

@@ -104,10 +104,11 @@ class Remover:
         self, connection: PgConnection, place: Place, branches: Sequence[Delivered]
     ) -> dict[BranchId, int]:
         with self._transaction(connection, place, branches) as left:
-            there = [marker.transaction for marker in left.values()]
-            query = count_inserted(place.schema, place.table, there)
-            counts: dict[str, int] = dict(connection.execute(query).fetchall()) if there else {}
+            counts: dict[str, int] = {}
             if left:
+                transactions = [marker.transaction for marker in left.values()]
+                query = count_inserted(place.schema, place.table, transactions)
+                counts = dict(connection.execute(query).fetchall())
                 self._delete(connection, place, left, sum(counts.values()))
         found = dict.fromkeys((committable.branch_id for committable, _ in branches), 0)
         return found | {id_: counts.get(marker.transaction, 0) for id_, marker in left.items()}

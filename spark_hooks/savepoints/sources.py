@@ -48,9 +48,10 @@ def files_of_sources(
     for folder, files in sorted(folders.items()):
         counter = counters.get(folder.removeprefix("sources/"))
         # A query that uses one source twice has fewer folders than uses, and the numbers differ.
+        # The highest counter is never too low. It may be another source's, and too high.
         if counters and (counter is None or len(folders) != len(counters)):
-            highest = min(max(counters.values()), _highest(files))
-            counter = highest if _is_log(folder, files, read) else None
+            is_log = _is_log(folder, files, read)
+            counter = min(max(counters.values()), _highest(files)) if is_log else None
         if counter is None:
             copied += [f"{folder}/{file}" for file in files]
         else:

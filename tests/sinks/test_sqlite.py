@@ -241,7 +241,7 @@ def test_column_that_becomes_text(tmp_path: Path) -> None:
 
 
 def test_names_of_columns_outlive_the_types_of_an_older_version(tmp_path: Path) -> None:
-    """SQLite tells Ä from ä, though not A from a."""
+    """To SQLite, Ä and ä are two names, and A and a are one."""
     path = tmp_path / "shop.db"
     executed(path, f'CREATE TABLE orders ("Ä" INTEGER, ID TEXT); {TYPED_STAGING}')
     sink = SqliteSink(path, "orders")

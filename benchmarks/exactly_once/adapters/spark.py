@@ -62,15 +62,16 @@ def main() -> None:
     given = arguments(__doc__)
     stream = rows_of(given).writeStream
     if given.output.startswith("file:"):
-        run(stream.format("parquet").option("path", given.output), given)
-    kafka = (
-        stream.format("kafka")
-        .option("kafka.bootstrap.servers", given.servers)
-        .option("topic", given.output)
-        .option("kafka.linger.ms", "50")
-        .option("kafka.compression.type", "lz4")
-    )
-    run(kafka, given)
+        stream = stream.format("parquet").option("path", given.output)
+    else:
+        stream = (
+            stream.format("kafka")
+            .option("kafka.bootstrap.servers", given.servers)
+            .option("topic", given.output)
+            .option("kafka.linger.ms", "50")
+            .option("kafka.compression.type", "lz4")
+        )
+    run(stream, given)
 
 
 if __name__ == "__main__":

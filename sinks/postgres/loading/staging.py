@@ -87,13 +87,13 @@ class StagingWriter:
                 f"columns {batch.schema.names}, but {list(self._target.names)} were checked",
                 self.branch_id,
             )
+        is_binary = self._target.is_binary
         for part in slices(batch):
             try:
                 arrays = [
                     convert(array, column)
                     for array, column in zip(part.columns, self._target.columns, strict=True)
                 ]
-                is_binary = self._target.is_binary
                 texts = [] if is_binary else list(map(python_values, arrays, self._target.columns))
             except ValueDoesNotFitError as error:
                 self._reject(str(error), None)

@@ -141,8 +141,8 @@ def _progress(
     """How far Spark and the transaction log have come."""
     committed = checkpoint.committed()
     newest = None if head is None else pipeline.log.newest(pipeline.name, head.query_id)
-    if stale := _older_copy(checkpoint, committed, newest):
-        yield stale
+    if gap := _gap(checkpoint, committed, newest):
+        yield gap
         return
     last = "there is none" if committed in {None, -1} else f"batch {committed} is the last"
     text = f"{checkpoint.location}: of the batches that Spark has committed, {last}"
@@ -167,10 +167,13 @@ def _progress(
         )
 
 
-def _older_copy(
+def _gap(
     checkpoint: CheckpointFiles, committed: int | None, newest: TransactionRecord | None
 ) -> Finding | None:
-    """Whether the checkpoint, or the log, is behind the other one: a start is refused then."""
+    """What it means that the checkpoint, or the log, is behind the other one; None if neither is.
+
+    A start is refused then, unless Spark has only repartitioned its state.
+    """
     if newest is None or committed is None or newest.state is State.ABANDONED:
         return None
     batch_id, state = newest.id.batch_id, newest.state.value
