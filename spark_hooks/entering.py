@@ -118,7 +118,10 @@ class CheckpointEntrance:
         self._query.files.bind(self._bound, incarnation.owner.log_id, name)
         if self._query.committed() >= self.claim.batch_id:
             return False  # a late driver would fence its successor before noticing that it is late
-        return self._query.enter(self._last_entry, self.claim.driver, incarnation.fenced_run)
+        fenced_run = incarnation.fenced_run
+        if fenced_run == self.claim.run_id:  # an earlier try has fenced the driver before
+            fenced_run = self.claim.seen_run
+        return self._query.enter(self._last_entry, self.claim.driver, fenced_run)
 
     def is_newest_entry(self) -> bool:
         return self._query.is_ours()

@@ -332,7 +332,9 @@ def _is_called_elsewhere(
     run_id, seen = entrance.claim.run_id, entrance.seen
     if incarnation.fenced_run != run_id:
         return False
-    # The token that was seen, not the one before ours: an earlier try of ours may have landed.
-    first = seen.token if seen and seen.run_id == run_id else incarnation.token - 1
     record = pipeline.log.find(incarnation.transaction_id(batch_id))
-    return record is not None and record.token >= first and record.state is not State.ABANDONED
+    if record is None or record.state is State.ABANDONED:
+        return False
+    # What this run held when it looked counts, too; the tokens of other runs do not.
+    last = 0 if seen is None else seen.token - (seen.run_id == run_id)
+    return record.token > last

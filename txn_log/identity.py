@@ -21,6 +21,9 @@ from sparkonce.txn_log.places import is_same_place, place_of_log
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.refusals import CHANGED_STATE, MOVED_FROM
 
+_START_OF_2025: Final = 1_735_689_600
+"""In Unix time."""
+
 _FORM: Final = re.compile(
     rf"batch [0-9]+|[0-9a-f]{{16}}|{MOVED_FROM}\S.*|{CHANGED_STATE}", re.DOTALL
 )
@@ -71,12 +74,25 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
     return _next_head(claim, known, now)
 
 
+def _next_token(head: Head | None, now: float) -> int:
+    """A token above that of the head: the seconds since 2025, if possible.
+
+    So it is also above those of a log that was lost: where an older copy of the log is restored, no
+    branch gets the name of another one. Fencing needs no clock: each token is above the one before.
+
+    Args:
+        head: of the pipeline; None for a new one.
+        now: Unix time in seconds.
+    """
+    return max(1 if head is None else head.token + 1, int(now) - _START_OF_2025)
+
+
 def _next_head(claim: Claim, known: Known, now: float) -> Head:
     head = known.head
     first = Head(
         claim.pipeline,
         claim.query_id,
-        token=1,
+        token=_next_token(head, now),
         run_id=claim.run_id,
         driver=claim.driver,
         started_at=now,
@@ -88,8 +104,8 @@ def _next_head(claim: Claim, known: Known, now: float) -> Head:
         return first
     following = replace(
         first,
-        token=head.token + 1,
         sinks={**head.sinks, **claim.sinks},
+        starts=1 if _has_finished(head, known) else head.starts + 1,
         log_id=head.log_id,
         checkpoint=claim.checkpoint or head.checkpoint,
         rewound=head.rewound,
@@ -100,6 +116,11 @@ def _next_head(claim: Claim, known: Known, now: float) -> Head:
     is_gap = claim.batch_id > next_batch(known.newest, head) and not repartitioned(claim, known)
     first_batch = claim.batch_id if is_gap else head.first_batch
     return replace(following, first_batch=first_batch, retired=head.retired)
+
+
+def _has_finished(head: Head, known: Known) -> bool:
+    """Whether the driver before has completed a batch, as one does that is not in a crash loop."""
+    return any(r.token == head.token and r.state.is_finished for r in known.records.values())
 
 
 def next_batch(newest: TransactionRecord | None, head: Head) -> int:

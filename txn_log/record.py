@@ -293,6 +293,8 @@ class Head:
             are being so.
         rewinding_to: name of the savepoint that a rewind goes back to, until every sink has given
             the later rows back; empty otherwise.
+        starts: how often a driver or a command has taken a token since one of them completed a
+            batch; at least 1, for this one.
     """
 
     pipeline: str
@@ -309,6 +311,7 @@ class Head:
     checkpoint: str = ""
     rewound: Mapping[str, int] = field(default_factory=dict)
     rewinding_to: str = ""
+    starts: int = 1
 
     def is_rewound(self, batch: TransactionId) -> bool:
         """Whether a rewind has taken the batch out of the sinks, or is doing so."""
@@ -333,8 +336,9 @@ class Head:
 
     def to_json(self) -> dict[str, JsonValue]:
         body = {**asdict(self), "retired": list(self.retired)}
-        for name in ("rewound", "rewinding_to"):  # older versions can read a head without them
-            if not body[name]:
+        # Older versions can read a head without these.
+        for name, usual in (("rewound", {}), ("rewinding_to", ""), ("starts", 1)):
+            if body[name] == usual:
                 del body[name]
         return body
 

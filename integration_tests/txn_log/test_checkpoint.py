@@ -385,7 +385,7 @@ def test_checkpoint_on_s3a(start_kind: Callable[[ServiceKind], Services], tmp_pa
     )
     told = json.loads(done.stdout.splitlines()[-1])
     assert re.search(r"s3a://s3mock/orders\d+: 8 writers created one file", told["s3mock"])
-    assert "host:1 took token 2" in told["versitygw"]
+    assert "host:1 took token" in told["versitygw"]
     assert told["batches"] == [2, 1, 0]
     assert sorted(told["rows"]) == ["row 0", "row 1"]
 

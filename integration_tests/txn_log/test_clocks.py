@@ -77,20 +77,23 @@ def test_driver_with_the_newer_token_wins_whatever_the_clocks_say(
     behind.set_ahead(-ahead_s)
     with ahead.process() as first, behind.process() as second:
 
-        def take_over(older: Executor, newer: Executor, batch_id: int, token: int) -> None:
+        def take_over(older: Executor, newer: Executor, batch_id: int) -> int:
             overtaken = older.submit(begin, address, batch_id).result()
             current = newer.submit(begin, address, batch_id).result()
-            assert (overtaken.token, current.token) == (token, token + 1)
-            with pytest.raises(FencedError, match=f"took token {token + 1} at"):
+            assert overtaken.token < current.token
+            with pytest.raises(FencedError, match=f"took token {current.token} at"):
                 older.submit(deliver, address, overtaken, batch_id).result()
             assert newer.submit(deliver, address, current, batch_id).result() is State.COMPLETE
+            return current.token
 
-        take_over(first, second, 0, 1)
+        by_behind = take_over(first, second, 0)
         assert behind.is_near(began_at(address), within_s=300)
-        take_over(second, first, 1, 3)
+        by_ahead = take_over(second, first, 1)
         assert ahead.is_near(began_at(address), within_s=300)
+    assert by_behind < by_ahead
     log = log_of(address)
-    assert [(r.id.batch_id, r.token) for r in log.history("orders")] == [(1, 4), (0, 2)]
+    tokens = [(r.id.batch_id, r.token) for r in log.history("orders")]
+    assert tokens == [(1, by_ahead), (0, by_behind)]
     newest, _ = log.history("orders")
     assert ahead.is_near(newest.times[State.COMPLETE], within_s=300)
 

@@ -263,7 +263,7 @@ class TestPostgresLog(LogContract):
         log = self.open_log(address)
         head = log.head("orders")
         assert head is not None
-        assert head.token == 4
+        assert head.starts == 4
         log.close()
 
 

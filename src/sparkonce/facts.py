@@ -61,8 +61,9 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
         "is_of_batch_jobs": head.query_id == keys.query_of(head.pipeline),
         "holder": holder(log, head),
         "last_complete": next((record(found) for found in finished if head.counts(found.id)), None),
-        # Each start takes a token, and so does a command that fences.
-        "starts_since_last_batch": head.token - max((r.token for r in finished), default=0),
+        "starts_since_last_batch": (
+            0 if any(found.token == head.token for found in finished) else head.starts
+        ),
         "abandoned": abandoned,
         "unfinished": [record(found) for found in unfinished],
     }

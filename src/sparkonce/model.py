@@ -26,9 +26,9 @@ ATTEMPT_BOUND = 1 << 16
 DRIVER_ATTEMPT = ATTEMPT_BOUND
 """The attempt number of a branch that the driver makes itself (`vote`)."""
 
-MAX_BRANCH_ID = 128
+MAX_BRANCH_ID = 131
 """The most characters of `str(branch_id)`, all ASCII: for a store with short names. It holds for a
-query id of Spark, up to 999,999 starts, 99 rewrites of a batch and 9,999,999,999 batches."""
+query id of Spark, tokens until 2056, 99 rewrites of a batch and 9,999,999,999 batches."""
 
 _SMALL_BATCHES = 1 << 14
 """Attempt numbers of small batches repeat after this many batches."""

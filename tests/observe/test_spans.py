@@ -22,6 +22,7 @@ from sparkonce.observe.spans import Spans
 from sparkonce.observe.tasks import TaskTrace
 from sparkonce.observing import Event, Seen
 from sparkonce.steps import step
+from sparkonce.txn_log.sqlite import SqliteLog
 from tests.support.telemetry import BATCHES, RUN_ID, InMemory, child_of, run
 from tests.support.world import QUERY_ID, Process, World, at_point
 
@@ -79,13 +80,15 @@ def test_attributes_link_to_the_query(world: World, seen: InMemory) -> None:
     run(world)
     spans = seen.spans()
     (root,) = (s for s in trace_of(0, spans) if s.parent is None)
+    head = SqliteLog(world.path).head("orders")
+    assert head is not None
     assert of(root) == {
         names.PIPELINE: "orders",
         names.STEP: "deliver",
         names.BATCH: 0,
         names.QUERY: QUERY_ID,
         names.RUN: RUN_ID,
-        names.TOKEN: 1,
+        names.TOKEN: head.token,
     }
     (complete,) = (s for s in trace_of(0, spans) if s.name.startswith("complete"))
     assert of(complete)[names.STATE] == "complete"

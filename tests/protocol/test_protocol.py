@@ -718,7 +718,7 @@ def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> N
     old = world.driver(process := Process())
     old.deliver(world.batch(process))
     world.start(Process())
-    with pytest.raises(FencedError, match="took token 2"):
+    with pytest.raises(FencedError, match="took token"):
         old.commit_pending()
     world.check()
 
@@ -879,7 +879,7 @@ def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: Wo
 
     with (
         at_point("vote.before", sweep_and_complain) as fault,
-        pytest.raises(FencedError, match="took token 2") as raised,
+        pytest.raises(FencedError, match="took token") as raised,
     ):
         old.deliver(world.batch(process))
     assert fault.fired
@@ -952,7 +952,7 @@ def test_fenced_driver_ends_what_it_prepared(world: World) -> None:
         younger[0].recover()  # its sweep comes before what the older one prepares next
 
     batch = world.batch(process)
-    with at_point("open.after", take_over) as fault, pytest.raises(FencedError, match="token 2"):
+    with at_point("open.after", take_over) as fault, pytest.raises(FencedError, match="took token"):
         older.deliver(batch)
     assert fault.fired
     assert world.prepared() == [0, 0]
@@ -1117,7 +1117,7 @@ def test_paused_driver_is_fenced_and_harms_nothing(world: World) -> None:
     driver = world.driver(old := Process())
     batch = world.batch(old)
     with at_point("decide.before", lambda: world.start(Process())) as fault:
-        with pytest.raises(FencedError, match="took token 2"):
+        with pytest.raises(FencedError, match="took token"):
             driver.deliver(batch)
     assert fault.fired
     # The newer driver swept the old one's branches; the newer one's rows are visible once.
@@ -1140,7 +1140,7 @@ def test_driver_paused_before_it_looks_does_not_drain_what_another_decided(world
     driver = world.driver(old := Process())
     batch = world.batch(old)
     crash_at(world, "decide.after")
-    with pytest.raises(FencedError, match="token 2"):
+    with pytest.raises(FencedError, match="by another driver"):
         driver.deliver(batch)
     assert world.spark.drained == []
     world.start(Process())
@@ -1153,7 +1153,7 @@ def test_driver_paused_before_it_looks_leaves_what_another_has_prepared(world: W
     driver = world.driver(old := Process())
     batch = world.batch(old)
     crash_at(world, "hold.after")
-    with pytest.raises(FencedError, match=r"prepared by another driver \(token 2\)"):
+    with pytest.raises(FencedError, match=r"prepared by another driver \(token"):
         driver.deliver(batch)
     assert world.spark.drained == []
     assert world.prepared() == [2, 2]
@@ -1270,7 +1270,7 @@ def test_sweep_leaves_younger_foreign_and_decided_branches_alone(world: World) -
     store = world.stores["left"]
     mine = BranchId(owner, 7, 1, "left", 0, 1)
     others = [
-        BranchId(owner, 7, 99, "left", 0, 1),  # a younger driver's
+        BranchId(owner, 7, 10**9, "left", 0, 1),  # a younger driver's
         BranchId(owner, 7, 1, "right", 0, 1),  # of the other sink: that one sweeps it
         BranchId(Owner(log.log_id, QUERY_ID.replace("1", "a")), 7, 1, "left", 0, 1),
         BranchId(Owner("0" * 16, QUERY_ID), 7, 1, "left", 0, 1),
@@ -1286,9 +1286,10 @@ def test_batch_that_is_known_with_other_offsets_is_refused(world: World) -> None
     """A rolled-back checkpoint has other offsets for a delivered batch."""
     world.start(Process())
     world.spark.committed = 1
+    head = SqliteLog(world.path).head("orders")
     with pytest.raises(ConfigurationError, match="rolled back"):
         world.driver(Process(), offsets={2: ('{"upTo":99}',)})
-    assert SqliteLog(world.path).head("orders").token == 1  # type: ignore[union-attr]
+    assert SqliteLog(world.path).head("orders") == head
 
 
 def test_abandoned_batch_may_come_with_other_offsets(world: World) -> None:

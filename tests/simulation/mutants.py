@@ -374,6 +374,14 @@ _LOG_RULES: Final = (
         ),
     ),
     _simulated("token not raised by a new driver", "I6", IDENTITY, "head.token + 1", "head.token"),
+    _tested(
+        "token of a lost history given again by a restored log",
+        "I6",
+        IDENTITY,
+        ", int(now) - _START_OF_2025)",
+        ", 1)",
+        "tests/txn_log/test_identity.py::test_tokens_follow_the_clock_and_always_rise",
+    ),
     Mutant(
         "second decision replaces the first",
         "I3",

@@ -18,19 +18,25 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from sparkonce.errors import (
     ConfigurationError,
+    DecisionUnknownError,
     FencedError,
     PreparedBranchLostError,
     PrepareRejectedError,
 )
 from sparkonce.once import forget
 from sparkonce.sinks import FileSink
+from sparkonce.spark_hooks.binding import enter
 from sparkonce.spark_hooks.data_source.committing import abort, commit
 from sparkonce.spark_hooks.data_source.job import Job
 from sparkonce.spark_hooks.data_source.keyed import abort_keyed, commit_keyed, plan_keyed
 from sparkonce.spark_hooks.data_source.planning import Holder, plan
 from sparkonce.spark_hooks.data_source.source import SparkOnce
 from sparkonce.spark_hooks.data_source.tasks import Prepared, TaskWriter
+from sparkonce.storage import LocalFolder
 from sparkonce.txn_log import opening
+from sparkonce.txn_log.claim import Claim
+from sparkonce.txn_log.record import Incarnation
+from sparkonce.txn_log.sqlite import SqliteLog
 
 SCHEMA = StructType([StructField("id", LongType())])
 NAME = "format_job:pipeline"
@@ -109,7 +115,7 @@ def test_token_is_kept_from_batch_to_batch(query: Query) -> None:
     query.forget()
     third = query.plan(2)
     tokens = [planned.ticket.incarnation.token for planned in (first, second, third)]
-    assert tokens == [1, 1, 2]
+    assert tokens[0] == tokens[1] < tokens[2]
     assert query.rows() == 6
 
 
@@ -155,14 +161,40 @@ def test_fresh_checkpoint_with_its_log_inside_in_the_same_process(query_with_log
     query.commit(query.run(query.plan(0)), 0)
     shutil.rmtree(query.checkpoint)
     query.fill("2")
-    assert query.plan(0).ticket.incarnation.token == 1
+    assert query.plan(0).ticket.incarnation.fenced_run is None
+
+
+def test_driver_before_enters_late_and_the_answer_of_begin_is_lost(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fenced: its entry does not show that another driver continued from the checkpoint."""
+    older = query.plan(0).ticket
+    begin = SqliteLog.begin
+    lost: list[Incarnation] = []
+
+    def begin_without_an_answer(log: SqliteLog, claim: Claim) -> Incarnation:
+        incarnation = begin(log, claim)
+        if lost:
+            return incarnation
+        lost.append(incarnation)
+        folder = LocalFolder(query.checkpoint)
+        assert enter(folder, older.entry, "host:1", older.run.run_id) is not None
+        raise DecisionUnknownError("no answer")
+
+    query.forget()
+    monkeypatch.setattr(SqliteLog, "begin", begin_without_an_answer)
+    replay = query.plan(0)
+    assert lost
+    query.commit(query.run(replay), 0)
+    assert query.rows() == 3
 
 
 def test_replay_takes_a_token_of_its_own(query: Query) -> None:
     """The batch failed: what the first attempt has prepared is swept."""
-    query.run(query.plan(0))
+    first = query.plan(0)
+    query.run(first)
     replay = query.plan(0)
-    assert replay.ticket.incarnation.token == 2
+    assert replay.ticket.incarnation.token > first.ticket.incarnation.token
     assert query.prepared() == 0
     query.commit(query.run(replay), 0)
     assert query.rows() == 3

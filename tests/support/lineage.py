@@ -62,8 +62,10 @@ class Lineage:
         return list(self.transport.events)
 
     def kinds(self) -> list[tuple[str, int, int]]:
-        """What was sent, with batch and token."""
-        return [(e["eventType"], *_attempt(e)) for e in self.events()]
+        """What was sent, with the batch and the driver's place in the order of their tokens."""
+        found = [(e["eventType"], *_attempt(e)) for e in self.events()]
+        drivers = sorted({token for _, _, token in found})
+        return [(kind, batch, drivers.index(token) + 1) for kind, batch, token in found]
 
 
 def facts(dataset: Callable[[], Dataset] | None = None) -> Facts:

@@ -386,4 +386,4 @@ def test_copied_checkpoint_with_its_log_fences_nobody(tmp_path: Path) -> None:
     head = copied.head("orders")
     assert head is not None
     assert head.checkpoint == f"file:{new}"
-    assert copied.begin(claim_again(copied, head, head.sinks)).token == moved.token + 1
+    assert copied.begin(claim_again(copied, head, head.sinks)).token > moved.token

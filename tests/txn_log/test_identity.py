@@ -124,6 +124,26 @@ def test_legitimate_start_is_admitted_with_the_next_token(name: str) -> None:
     assert set(head.sinks) == {"kafka", *claimed.sinks}
 
 
+def test_tokens_follow_the_clock_and_always_rise() -> None:
+    """A log that was restored from a backup does not give a token again that was lost with it."""
+
+    def start(head: Head, now: float) -> Head:
+        return admit(claim(3), known(2, head=head), now=now)
+
+    backup = start(HEAD, 1.8e9)
+    lost = start(backup, 1.8e9 + 60)
+    restored = start(backup, 1.8e9 + 3600)
+    assert HEAD.token < backup.token < lost.token < restored.token
+    assert start(restored, 0.0).token == restored.token + 1
+
+
+def test_starts_that_complete_no_batch_are_counted() -> None:
+    heads = [HEAD]
+    for _ in range(3):
+        heads.append(admit(claim(3), known(2, head=heads[-1]), now=5.0))
+    assert [head.starts for head in heads] == [1, 1, 2, 3], "HEAD has completed batch 2"
+
+
 def unfinished(**shares: Share) -> list[TransactionRecord]:
     return [record(INCARNATION, 2, shares=shares)]
 

@@ -118,9 +118,10 @@ class TestSqliteLog(LogContract):
         with pytest.raises(KeyboardInterrupt):
             log.begin(claim())
         other = SqliteLog(path_of(address), busy_timeout_s=0.1)
+        is_known = other.head("orders") is not None
+        assert is_known == (statement == "COMMIT" and is_done)
         token = other.begin(claim()).token
-        assert token == (2 if statement == "COMMIT" and is_done else 1)
-        assert log.begin(claim()).token == token + 1
+        assert log.begin(claim()).token > token
 
     def test_write_is_synced_to_the_disk(self, tmp_path: Path) -> None:
         """synchronous=FULL and a write-ahead log: a decision survives a power loss."""

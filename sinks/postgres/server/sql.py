@@ -5,8 +5,9 @@ A staging table, and the session that creates or merges it, is named after its b
     sparkonce_<owner: 12 hex>_<sink: 8 hex>_t<token>_b<batch>_p<pass>_a<attempt>_
 
 The digests have a fixed length and every number ends with a terminator, so no name is a prefix of
-another branch's name. The table's comment holds the full branch id, from which the name follows:
-only a table whose name and comment agree is ours.
+another branch's name. Long numbers stand without the `_` between them, since a name may have 63
+bytes. The table's comment holds the full branch id, from which the name follows: only a table
+whose name and comment agree is ours.
 
 Names are searched by range in their "C" order, never by pattern: `_` and `%` are literal.
 No statement takes bind parameters: utility statements cannot, and a `%` in a quoted name would be
@@ -54,7 +55,9 @@ would lack the rows."""
 BEGIN = sql.SQL("BEGIN")
 COMMIT = sql.SQL("COMMIT")
 
-_NUMBERS = re.compile(r"t(?P<token>\d+)_b(?P<batch_id>\d+)_p(?P<write_pass>\d+)_a(?P<attempt>\d+)_")
+_NUMBERS = re.compile(
+    r"t(?P<token>\d+)_?b(?P<batch_id>\d+)_?p(?P<write_pass>\d+)_?a(?P<attempt>\d+)_"
+)
 _DROPPED_AT_ONCE = 50  # each table holds a few locks until the statement ends
 
 
@@ -82,13 +85,18 @@ def staging_name(branch_id: BranchId) -> str:
     """
     if branch_id.batch_id is None:
         raise ProtocolError(f"{branch_id.name}: a branch in Postgres needs its batch id")
-    name = (
-        f"{_of_sink(branch_id.owner, branch_id.sink)}t{branch_id.token}_b{branch_id.batch_id}"
-        f"_p{branch_id.write_pass}_a{branch_id.attempt}_"
+    numbers = (
+        f"t{branch_id.token}",
+        f"b{branch_id.batch_id}",
+        f"p{branch_id.write_pass}",
+        f"a{branch_id.attempt}",
     )
-    if len(name) > MAX_NAME_BYTES:
-        raise ProtocolError(f"{branch_id}: {name} is longer than a name in Postgres may be")
-    return name
+    of_sink = _of_sink(branch_id.owner, branch_id.sink)
+    for between in ("_", ""):
+        name = f"{of_sink}{between.join(numbers)}_"
+        if len(name) <= MAX_NAME_BYTES:
+            return name
+    raise ProtocolError(f"{branch_id}: {name} is longer than a name in Postgres may be")
 
 
 def branch_of_session(owner: Owner, sink: str, name: str) -> BranchId | None:

@@ -54,7 +54,7 @@ class LogFaults(LogUnderTest):
             process.communicate()
             after = self.open_log(address)
             newer = after.begin(claim(pipeline=pipeline))
-            assert newer.token - incarnation.token in ((1, 2) if verb == "begin" else (1,))
+            assert newer.token > incarnation.token
             now = list(after.history(pipeline))
             if now != was:
                 assert [(r.id.batch_id, r.token) for r in now] == [(0, incarnation.token)]
@@ -97,7 +97,9 @@ class LogFaults(LogUnderTest):
         with self.losing_the_answer(address) as losing:
             with pytest.raises(DecisionUnknownError):
                 losing.begin(claim())
-            assert losing.begin(claim()).token == 3
+            lost = log.head("orders")
+            assert lost is not None
+            assert losing.begin(claim()).token > lost.token
             losing.close()
 
     def test_log_out_of_reach(self, log: TransactionLog, address: str) -> None:

@@ -39,8 +39,8 @@ class LogRaces(LogUnderTest):
         old = log.begin(claim())
         decided = log.decide(record(old, 0))
         newer = other.begin(claim(driver="other:7"))
-        assert newer.token == old.token + 1
-        with pytest.raises(FencedError, match="other:7 took token 2"):
+        assert newer.token > old.token
+        with pytest.raises(FencedError, match=f"other:7 took token {newer.token}"):
             log.decide(record(old, 1))
         with pytest.raises(FencedError):
             log.complete(decided, old.token)
@@ -66,7 +66,7 @@ class LogRaces(LogUnderTest):
         old = log.begin(claim())
         done = deliver(log, old, 0)
         other.begin(claim(1))
-        with pytest.raises(FencedError, match="took token 2"):
+        with pytest.raises(FencedError, match="took token"):
             ACTS[verb](log, old, done)
 
     def test_tokens_of_racing_processes_differ(self, log: TransactionLog, address: str) -> None:

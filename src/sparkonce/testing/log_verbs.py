@@ -65,46 +65,48 @@ class LogVerbs(LogUnderTest):
     ) -> None:
         """The log keeps who settled it, when and why. The batch ends as SETTLED for ever (I3)."""
         incarnation = log.begin(claim())
+        token = incarnation.token
         decided = log.decide(record(incarnation, 0))
         (branch,) = decided.committables()
         first, second = (
-            Settlement(str(branch.branch_id), ruling, "ann@host", "the disk is gone: ü", 7.5, 1)
+            Settlement(str(branch.branch_id), ruling, "ann@host", "the disk is gone: ü", 7.5, token)
             for ruling in (Ruling.REDO, Ruling.ABORTED)
         )
-        log.settle(decided.id, [first], 1)
-        settled = log.settle(decided.id, [second], 1)
-        assert log.settle(decided.id, [second], 1) == settled, "idempotent"
+        log.settle(decided.id, [first], token)
+        settled = log.settle(decided.id, [second], token)
+        assert log.settle(decided.id, [second], token) == settled, "idempotent"
         assert other.find(decided.id) == settled
         assert (settled.state, settled.settled) == (State.DECIDED, (first, second))
         assert settled.ruling(branch) is Ruling.ABORTED, "the last ruling counts"
-        done = log.complete(settled, 1)
+        done = log.complete(settled, token)
         assert (done.state, done.settled) == (State.SETTLED, (first, second))
-        assert log.complete(settled, 1) == done
+        assert log.complete(settled, token) == done
         assert list(log.unfinished("orders")) == []
         for n in range(1, 10):
-            log.complete(log.decide(record(incarnation, n)), 1)
+            log.complete(log.decide(record(incarnation, n)), token)
         (newest,) = log.history("orders", limit=1)
-        log.forget(newest, 1, retain=2)
+        log.forget(newest, token, retain=2)
         assert [r.id.batch_id for r in log.history("orders")] == [9, 8, 0]
 
     def test_only_what_is_decided_is_settled(self, log: TransactionLog) -> None:
         """An unknown branch is refused, and so is a batch that is prepared, complete or unknown."""
         incarnation = log.begin(claim())
+        token = incarnation.token
         prepared = log.prepare(record(incarnation, 0))
         (branch,) = prepared.committables()
-        ruling = Settlement(str(branch.branch_id), Ruling.COMMITTED, "ann@host", "seen", 7.5, 1)
+        ruling = Settlement(str(branch.branch_id), Ruling.COMMITTED, "ann@host", "seen", 7.5, token)
         with pytest.raises(ProtocolError, match="is prepared: only what is decided"):
-            log.settle(prepared.id, [ruling], 1)
+            log.settle(prepared.id, [ruling], token)
         decided = log.decide(prepared)
         with pytest.raises(ProtocolError, match="has no branch nothing"):
-            log.settle(decided.id, [replace(ruling, branch="nothing")], 1)
+            log.settle(decided.id, [replace(ruling, branch="nothing")], token)
         with pytest.raises(FencedError):
-            log.settle(decided.id, [ruling], 0)
-        assert log.complete(decided, 1).state is State.COMPLETE
+            log.settle(decided.id, [ruling], token - 1)
+        assert log.complete(decided, token).state is State.COMPLETE
         with pytest.raises(ProtocolError, match="is complete"):
-            log.settle(decided.id, [ruling], 1)
+            log.settle(decided.id, [ruling], token)
         with pytest.raises(ProtocolError, match="is not known"):
-            log.settle(record(incarnation, 1).id, [ruling], 1)
+            log.settle(record(incarnation, 1).id, [ruling], token)
 
     def test_pipelines_are_listed(self, log: TransactionLog) -> None:
         assert list(log.pipelines()) == []

@@ -150,7 +150,7 @@ class SinkBranches(SinkCase):
     def test_long_names(self, stage: Stage) -> None:
         """After years the numbers in a name are long; two names differ in the last digit."""
         sink = stage.sink("s" * 32)
-        long = branch(81_920, token=100_000, write_pass=10, batch_id=1_000_000_001)
+        long = branch(81_920, token=100_000_000, write_pass=10, batch_id=1_000_000_001)
         assert len(str(stage.named(sink, long))) == MAX_BRANCH_ID
         stage.commit(sink, stage.prepare(sink, long, A))
         stage.sweep(sink)
