@@ -128,7 +128,7 @@ METRICS: Final[Mapping[str, Metric]] = {
         (PIPELINE, SINK),
     ),
     DRIVER_TOKEN: Metric(
-        "gauge", "{token}", "The driver's fencing token: each start takes a higher one.", (PIPELINE,)
+        "gauge", "{token}", "The driver's fencing token; each start has a higher one.", (PIPELINE,)
     ),
     DRIVER_FENCED: Metric(
         "counter",
