@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Never
 from unittest.mock import Mock
 
@@ -41,6 +42,7 @@ from sparkonce.sinks.capabilities import CommitsMany, ForgetsProofs
 from sparkonce.sinks.verbs import commit_each
 from sparkonce.steps import POINTS
 from sparkonce.storage import LocalFolder
+from sparkonce.txn_log import base as log_base
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace
 from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
@@ -760,12 +762,19 @@ def test_checkpoint_that_cannot_be_read_before_the_decision(
 @pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 @pytest.mark.parametrize("log", ["copy", "older copy", "copy with equal tokens", "another"])
 def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
-    world: World, tmp_path: Path, commit: CommitPolicy, log: str, has_committed: bool
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commit: CommitPolicy,
+    log: str,
+    has_committed: bool,
 ) -> None:
     """The other driver has entered the checkpoint that both share; no token of the log fences.
 
     Nor does any token show whose branches are left over, so this driver aborts none.
     """
+    clock = SimpleNamespace(time=lambda: 0.0)  # the log counts its tokens, as with a clock behind
+    monkeypatch.setattr(log_base, "time", clock)
     world.commit = commit
     world.start(Process())
     world.spark.batches = [*world.spark.batches, [[91, 92], [93]]]
