@@ -250,6 +250,11 @@ def test_leaders_move_while_rows_are_written_and_after_prepare(
     world.is_settled(owner, *written)
 
 
+def told(sink: KafkaSink) -> str:
+    """What doctor finds."""
+    return "\n".join(finding.what for finding in sink.diagnose())
+
+
 @pytest.mark.parametrize("down", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_one_broker_stays_down(
     make_sink: Callable[..., KafkaSink], owner: Owner, world: ClusterWorld, down: int
@@ -259,6 +264,8 @@ def test_one_broker_stays_down(
     sink = make_sink(world.topic)
     written = [rows(str(i)) for i in range(5)]
     sink.validate(written[0].schema)
+    eventually(lambda: f"are down: {down}" in told(sink), lambda: told(sink))
+    assert f"topic {world.topic}: min.insync.replicas=2" in told(sink)
     branches = [BranchId(owner, 7, 1, "kafka", 0, i) for i in range(5)]
     prepared = [prepare(sink, b, r) for b, r in zip(branches, written, strict=True)]
     sink.commit(prepared[0])
@@ -289,6 +296,8 @@ def test_two_brokers_down(
     for node in (2, 3):
         world.cluster.brokers[node].kill()
     eventually(lambda: {*world.leaders().values()} == {1}, "only the last broker leads")
+    eventually(lambda: "are down: 2, 3" in told(sink), lambda: told(sink))
+    assert f"{world.topic} has 1 in-sync replica, and min.insync.replicas=2" in told(sink)
     sink._patience_s = 0.5
     with pytest.raises(
         CommitUnresolvedError, match="asked for 0.5 s.*(min.insync.replicas|REQUEST_TIMED_OUT)"

@@ -11,7 +11,9 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
 from sparkonce.sinks.kafka.connecting.connection import Patience
 from sparkonce.sinks.kafka.connecting.refused import RefusedError, in_words, missing_right
+from sparkonce.sinks.kafka.finishing.cluster import TopicInfo
 from sparkonce.sinks.kafka.finishing.finisher import Finisher
+from sparkonce.words import counted
 
 PATIENCE_S: Final = 10.0
 
@@ -50,15 +52,22 @@ def diagnose(
     if config or timeout_ms is not None:
         yield _timeout(timeout_ms, config.get(_TIMEOUT, 0))
     yield from _replicas(config)
-    brokers = len(patience(finisher.nodes))
-    if brokers == 1:
+    if topic is not None:
+        seen = patience(lambda: finisher.topic(topic))
+        isr = patience(lambda: finisher.topic_config(topic, [_TOPIC_ISR])).get(_TOPIC_ISR)
+        yield _topic(topic, seen, None if isr is None else int(isr))
+        if seen.down:
+            down = ", ".join(map(str, sorted(seen.down)))
+            yield Finding(
+                Level.WARNING, f"brokers that hold topic {topic} are down: {down}", "start them"
+            )
+            return
+    if len(patience(finisher.nodes)) == 1:
         yield Finding(
             Level.WARNING,
             "the cluster has one broker: while it is down no batch is written or committed",
             "run three brokers in a cluster that matters",
         )
-    if topic is not None:
-        yield from _topic(topic, patience(lambda: finisher.topic_config(topic, [_TOPIC_ISR])))
 
 
 def _failure(patience: Patience, look: Callable[[], object], where: str) -> Finding | None:
@@ -124,20 +133,26 @@ def _replicas(config: Mapping[str, int]) -> Iterator[Finding]:
         )
 
 
-def _topic(topic: str, config: Mapping[str, str]) -> Iterator[Finding]:
-    if not config:
-        yield Finding(
+def _topic(topic: str, seen: TopicInfo, isr: int | None) -> Finding:
+    if isr is None:
+        return Finding(
             Level.WARNING,
             f"the sink may not read the settings of topic {topic}",
             "allow DescribeConfigs on the topic",
         )
-    elif int(config[_TOPIC_ISR]) < 2:  # noqa: PLR2004 - a single copy is no replica
-        yield Finding(
+    if seen.in_sync < isr:
+        return Finding(
+            Level.ERROR,
+            f"a partition of topic {topic} has {counted(seen.in_sync, 'in-sync replica')}, and "
+            f"{_TOPIC_ISR}={isr}: nothing is written to it",
+            "start the brokers that are down, or wait until they have caught up",
+        )
+    if isr < 2:  # noqa: PLR2004 - a single copy is no replica
+        return Finding(
             Level.WARNING,
-            f"topic {topic} has {_TOPIC_ISR}={config[_TOPIC_ISR]}: an acknowledged row may exist "
-            "on one broker only",
+            f"topic {topic} has {_TOPIC_ISR}={isr}: an acknowledged row may exist on one broker "
+            "only",
             f"use three replicas (kafka-reassign-partitions.sh), and only then {_TOPIC_ISR}=2: "
             "with fewer replicas nothing could be written or committed any more",
         )
-    else:
-        yield Finding(Level.OK, f"topic {topic}: {_TOPIC_ISR}={config[_TOPIC_ISR]}")
+    return Finding(Level.OK, f"topic {topic}: {_TOPIC_ISR}={isr}")

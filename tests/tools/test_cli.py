@@ -1107,12 +1107,16 @@ def test_word_that_another_one_has_followed(
 
 
 def test_branch_that_is_to_be_redone_is_left_to_the_next_start(
-    folder: Path, decided: str, prepared_file: Path
+    folder: Path, decided: str, prepared_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is asked to commit once more, so the word ends nothing."""
     (folder / "jobs.py").write_text(JOB)
     assert settle(decided, "redo") == 0
     assert prepared_file.exists()
+    assert "`sparkonce recover JOB`, which rewrites nothing." in capsys.readouterr().out
+    assert run(["status", "--log", "sqlite:///log.db"]) == FOUND
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "settled as redo; the next start commits or rewrites it" in shown
 
 
 @pytest.fixture

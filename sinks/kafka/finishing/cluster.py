@@ -53,10 +53,14 @@ class TopicInfo:
         error: Kafka's error code for the topic; 0 if it exists.
         operations: the operations that we may perform, as `ACLOperation`s; None if the broker did
             not report them.
+        down: brokers that hold replicas of it, and that the cluster does not list now.
+        in_sync: how many replicas are in sync on listed brokers, in the partition with the fewest.
     """
 
     error: int
     operations: frozenset[int] | None
+    down: frozenset[int] = frozenset()
+    in_sync: int = 0
 
 
 class ClusterQuestions(Questions):
@@ -86,9 +90,16 @@ class ClusterQuestions(Questions):
                 allow_auto_topic_creation=False,
                 include_topic_authorized_operations=True,
             )
-            (found,) = (await send(admin, request)).topics
+            response = await send(admin, request)
+            (found,) = response.topics
             allowed = frozenset(found.authorized_operations or {_NOT_ANSWERED})
-            return TopicInfo(found.error_code, None if _NOT_ANSWERED in allowed else allowed)
+            listed = {broker.node_id for broker in response.brokers}
+            return TopicInfo(
+                error=found.error_code,
+                operations=None if _NOT_ANSWERED in allowed else allowed,
+                down=frozenset(n for p in found.partitions for n in p.replica_nodes) - listed,
+                in_sync=min((len(listed & {*p.isr_nodes}) for p in found.partitions), default=0),
+            )
 
         return self._connection.ask(ask)
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from sparkonce.facts import Facts
 from sparkonce.txn_log.places import how_to_follow
+from sparkonce.txn_log.settlement import Ruling
 from sparkonce.words import age, counted, has_passed, until, when
 
 _STYLES = {
@@ -152,7 +153,9 @@ def _notes(batch: Facts) -> Iterable[str]:
     for branch in (branch for sink in batch["sinks"] for branch in sink["branches"]):
         name = f"batch {batch['batch']}, {branch['branch']}"
         if branch["ruling"]:
-            yield f"{name}: settled as {branch['ruling']}; the next start or `recover` ends it"
+            is_redo = branch["ruling"] == Ruling.REDO.value
+            then = "commits or rewrites it" if is_redo else "or `recover` ends it"
+            yield f"{name}: settled as {branch['ruling']}; the next start {then}"
         elif has_passed(branch["safe_until"]):
             yield f"{name}: its server may have dropped it. Start the query, which can rewrite it"
 

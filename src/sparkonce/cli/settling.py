@@ -130,7 +130,8 @@ def settle(
     else:
         screen.say(
             f"{what}. The query's next start follows the ruling, and so does "
-            "`sparkonce recover JOB`."
+            "`sparkonce recover JOB`"
+            + (", which rewrites nothing." if ruled is Ruling.REDO else ".")
         )
     return 0 if all(end["how"] == End.ENDED for end in ended or ()) else FOUND
 
