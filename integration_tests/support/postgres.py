@@ -333,6 +333,19 @@ def world_on(server: PostgresServer, name: str, *, prepares: bool) -> Iterator[W
         world.run(f"DROP SCHEMA {name} CASCADE")
 
 
+def _await_a_commit_that_hangs(connection: psycopg.Connection, dsn: str) -> None:
+    """Sessions wait only once the checkpointer, too, has read the setting."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'"
+    with psycopg.connect(dsn, autocommit=True) as probe, ThreadPoolExecutor(1) as pool:
+        while True:
+            write = pool.submit(probe.execute, "SELECT pg_logical_emit_message(true, 'probe', '')")
+            while not write.done():
+                if connection.execute(waiting, [probe.info.backend_pid]).fetchone():
+                    probe.cancel()
+                    write.result()
+                    return
+
+
 @contextlib.contextmanager
 def commits_hang(dsn: str) -> Iterator[None]:
     """Each COMMIT waits for a standby that never comes; it holds its locks, and reads go on."""
@@ -340,9 +353,8 @@ def commits_hang(dsn: str) -> Iterator[None]:
         connection.execute("SET synchronous_commit = local")
         connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         connection.execute("SELECT pg_reload_conf()")
-        while connection.execute("SHOW synchronous_standby_names").fetchone() == ("",):
-            time.sleep(0.01)
         try:
+            _await_a_commit_that_hangs(connection, dsn)
             yield
         finally:
             connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
