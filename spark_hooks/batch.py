@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import StorageLevel, cloudpickle
@@ -39,7 +40,7 @@ from sparkonce.spark_hooks.partition_writer import (
 from sparkonce.spark_hooks.probing import check_executors, has_executors, warn_of_room
 from sparkonce.spark_hooks.record_batches import TREE_PATTERNS, RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
-from sparkonce.spark_hooks.shaping import Shapes, arrow_schema, shaped
+from sparkonce.spark_hooks.shaping import Shapes, arrow_schema, schema_json, shaped
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
 from sparkonce.spark_hooks.validating import validate_sinks
 from sparkonce.storage.hadoop import java_class
@@ -101,6 +102,12 @@ class SparkBatch:
         self._shapes = learned.shapes
         self._telemetry = telemetry
         self.schemas: dict[str, pa.Schema] = {}
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The schema of the rows, and of those that each transform= makes of them, as JSON."""
+        transforms = (together[0].transform for together in _passes(self._sinks))
+        return tuple(schema_json(t(self._df) if t else self._df) for t in transforms)
 
     def validate(self) -> None:
         """Let every sink check its settings, its server and its schema, before any data moves."""

@@ -81,7 +81,7 @@ class Run:
         self._user: User | None = None
         self._seen_run: str | None = None
         self._delivered = -1
-        self._is_validated = False
+        self._validated_for: tuple[str, ...] | None = None
         self._learned = Learned(SmallBatches(settings.driver_rows, settings.small_batches_first))
 
     @property
@@ -200,12 +200,15 @@ class Run:
         return self._seen_run
 
     def _validate(self, batch: SparkBatch) -> None:
-        """Let the sinks check themselves; try again while a server is unreachable, for a time."""
-        if not self._is_validated:
+        """Let the sinks check themselves; try again while a server is unreachable, for a time.
+
+        A batch with other columns is checked again: sinks write by what they found.
+        """
+        if self._validated_for != batch.columns:
             check_are_free(self._settings.sinks, self.query)
             check_aggregates(self.query.files, self.query.executed_plan, self._settings.adopt)
             patiently(batch.validate, self.pipeline.name, lambda: self.query.is_active)
-            self._is_validated = True
+            self._validated_for = batch.columns
             if self._settings.telemetry is not None:
                 facts = facts_of(self.query, self._settings, batch.schemas)
                 self._settings.telemetry.describe(self.pipeline.name, facts)

@@ -98,7 +98,7 @@ class Shapes:
             faulty = [sink for sink in sinks if not _is_analysable(df, sink)]
             raise _not_in_one_pass(faulty or sinks, f"Spark reports: {error}") from error
         # The session's time zone and functions change the types.
-        asked = (_schema_json(df), _schema_json(rows), *structs)
+        asked = (schema_json(df), schema_json(rows), *structs)
         misnamed = self._misnamed.get(asked)
         if misnamed is None:
             alone = [df if s.select is None else df.selectExpr(*s.select) for s in sinks]
@@ -176,7 +176,7 @@ def _analysed(df: DataFrame) -> DataFrame:
     return df
 
 
-def _schema_json(df: DataFrame) -> str:
+def schema_json(df: DataFrame) -> str:
     """The schema as JSON; `DataFrame.schema` would parse it."""
     return str(df._jdf.schema().json()) if has_jvm(df) else df.schema.json()  # noqa: SLF001
 

@@ -32,7 +32,7 @@ from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, Sin
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.protocol.pipeline import CommitPolicy
-from sparkonce.sinks import FileSink
+from sparkonce.sinks import FileSink, SqliteSink
 from sparkonce.spark_hooks import validating
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
 from sparkonce.spark_hooks.query import RunId
@@ -548,6 +548,29 @@ def test_driver_behind_one_with_a_copy_of_the_log(
     assert reached
     assert job.visible() == Counter([1])
     assert others[0].query.is_ours()
+
+
+@pytest.mark.parametrize("by", ["the function", "transform="])
+def test_columns_that_change_between_batches_are_validated_again(job: Job, by: str) -> None:
+    """A sink writes what it found when it was validated: a new column would be left out."""
+
+    def pivoted(df: DataFrame) -> DataFrame:
+        kind = "IF(id % 2 = 0, 'even', 'odd') AS kind"
+        return df.selectExpr("id", kind).groupBy().pivot("kind").sum("id")
+
+    database = job.folder / "orders.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE orders (even INTEGER, odd INTEGER)")
+        job.add(*ids(2))
+        job.add(*ids(4, 5))
+        job.add(*ids(6))
+        if by == "transform=":
+            job.run(job.pipeline(sinks=[SqliteSink(database, "orders", transform=pivoted)]))
+        else:
+            pipeline = job.pipeline(sinks=[SqliteSink(database, "orders")])
+            job.run(lambda df, batch_id: pipeline(pivoted(df), batch_id))  # type: ignore[arg-type]
+        found = set(connection.execute("SELECT even, odd FROM orders"))
+    assert found == {(2, None), (4, 5), (6, None)}
 
 
 def test_start_without_data_fences_nobody(job: Job) -> None:

@@ -57,7 +57,7 @@ class Job:
 
     def __init__(self, name: str) -> None:
         self._job: ExactlyOnce = load_job(name, create=True, to_find_it=_TO_FIND_IT)
-        self._validated: set[str] = set()
+        self._validated_for = ""
         _refuse_what_needs_foreach_batch(self.settings)
         if self.settings.telemetry is not None:
             logger.warning("telemetry= follows foreachBatch only: this query sends nothing")
@@ -129,17 +129,17 @@ class Job:
         )
 
     def validate(self, schema: StructType) -> None:
-        """Let each sink check its settings, its server and its columns: once in this process.
+        """Let each sink check its settings, its server and its columns, unless it has for these.
 
         Raises:
             SinkError: see `sparkonce.sinks.base.TwoPhaseCommitSink.validate`.
         """
-        if (key := schema.json()) in self._validated:
+        if (key := schema.json()) == self._validated_for:
             return
         sinks = self.settings.sinks
         schemas = layout_of(schema, sinks).schemas
         patiently(lambda: validate_sinks(sinks, schemas), self.settings.name, lambda: True)
-        self._validated.add(key)
+        self._validated_for = key
 
 
 def layout_of(schema: StructType, sinks: Sequence[AnySink]) -> Layout:

@@ -20,6 +20,8 @@ _SCHEMAS: Final = re.compile(r"state/[0-9]+/_metadata/v2/[0-9]+")
 _BEFORE: Final = re.compile(r".*?(?=/state/[0-9]+/_stateSchema/)")
 _SOURCES: Final = "sources/"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_NO_HOST: Final = re.compile(r"(?!file:)[^:]+:///")
+_ENCODED: Final = re.compile(r'[ "<>\\^`{|}\[\]]')
 _SHOWN: Final = 2
 
 
@@ -30,8 +32,7 @@ class Changes:
     Attributes:
         query_id: of the query that will use the checkpoint.
         location: of the new checkpoint.
-        source_paths: beginnings of the paths of input files, as the savepoint has them, and what
-            they are now.
+        source_paths: folders of input files, as the savepoint has them, and where they are now.
     """
 
     query_id: str
@@ -66,11 +67,13 @@ class Changes:
         for new in self.source_paths.values():
             if not _URL.match(new):
                 raise SavepointError(f"--source-path: {new} is no URL: write it as file://{new}")
+            if _NO_HOST.match(new):
+                raise SavepointError(f"--source-path: {new} names no host: write it as Spark does")
         logs = (b"".join(content(name)) for name in names if name.startswith(_SOURCES))
         entries = (_file_in(line) for log in logs for line in log.decode().splitlines())
         known = [entry["path"] for entry in entries if entry is not None]
         for old in self.source_paths:
-            if not any(path.startswith(old) for path in known):
+            if not any(map(_prefix_of(old).match, known)):
                 raise SavepointError(
                     f"--source-path: no input file is below {old}: in the savepoint they are such "
                     f"as {', '.join(known[:_SHOWN]) or 'none'}"
@@ -90,9 +93,9 @@ class Changes:
         entry = _file_in(line)
         if entry is None:
             return line
-        for old, new in self.source_paths.items():
-            if entry["path"].startswith(old):
-                entry["path"] = new + entry["path"].removeprefix(old)
+        for old, new in sorted(self.source_paths.items(), key=lambda pair: -len(pair[0])):
+            if found := _prefix_of(old).match(entry["path"]):
+                entry["path"] = _as_spark_writes(new) + entry["path"][found.end() :]
                 break
         return json.dumps(entry, separators=(",", ":"))
 
@@ -101,6 +104,24 @@ def _file_in(line: str) -> dict[str, Any] | None:
     """The file that a line in the log of a file source names; None if it names none."""
     entry = json.loads(line) if line.startswith("{") else None
     return entry if isinstance(entry, dict) and "path" in entry else None
+
+
+def _as_spark_writes(url: str) -> str:
+    """The path of a folder as Spark notes it in its log of files: `file:///in` for `file:/in/`.
+
+    Spark knows an input file by this text alone.
+    """
+    scheme, _, rest = url.partition(":")
+    host, _, path = rest[2:].partition("/") if rest.startswith("//") else ("", "", rest)
+    path = re.sub("/+", "/", f"/{path}").rstrip("/")
+    path = _ENCODED.sub(lambda found: f"%{ord(found[0]):02X}", path)
+    return f"{scheme}:{f'//{host}' if host or scheme == 'file' else ''}{path}"
+
+
+def _prefix_of(folder: str) -> re.Pattern[str]:
+    """Matches the folder at the start of a path below it, in whatever form Spark noted that."""
+    plain = re.escape(_as_spark_writes(folder))
+    return re.compile(plain.replace("file://", "file:(?://)?", 1) + "(?=/)")
 
 
 def _as_url(location: str) -> str:

@@ -164,6 +164,20 @@ def test_fresh_checkpoint_with_its_log_inside_in_the_same_process(query_with_log
     assert query.plan(0).ticket.incarnation.fenced_run is None
 
 
+def test_sinks_are_validated_when_the_columns_change_back(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch jobs with other columns follow each other in one process."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr(FileSink, "validate", lambda _, schema: seen.append(schema.names))
+    other = StructType([*SCHEMA, StructField("name", LongType())])
+    job = Job(NAME)
+    for schema in (SCHEMA, other, SCHEMA, SCHEMA):
+        job.validate(schema)
+    assert seen == [["id"], ["id", "name"], ["id"]]
+    assert query.rows() == 0
+
+
 def test_driver_before_enters_late_and_the_answer_of_begin_is_lost(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from sparkonce.errors import ConfigurationError, SavepointError
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, fork
+from sparkonce.spark_hooks.savepoints.changes import Changes
 from sparkonce.spark_hooks.savepoints.closure import closure_of
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
 from sparkonce.storage import LocalFolder
@@ -352,7 +353,9 @@ def test_fork_into_the_same_target_is_refused(stage: Stage) -> None:
     [
         ("/in", "file:/moved", "no input file is below /in: .* file:/in/"),
         ("file:/nope", "file:/moved", "no input file is below file:/nope"),
+        ("file:/i", "file:/moved", "no input file is below file:/i"),
         ("file:/in", "/moved", "/moved is no URL"),
+        ("file:/in", "hdfs:///moved", "hdfs:///moved names no host"),
     ],
 )
 def test_source_path_that_leads_nowhere_is_refused(
@@ -365,6 +368,33 @@ def test_source_path_that_leads_nowhere_is_refused(
         fork(stage.filling(into, "fork", {old: new}), {"out": "file:/other"})
     assert stage.log.pipelines() == ["orders"]
     assert into.names("") == []
+
+
+@pytest.mark.parametrize("old", ["file:/in", "file:///in", "file:///in/"])
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [
+        ("file:/moved", "file:///moved"),
+        ("file:///moved/", "file:///moved"),
+        ("file:///moved//to here", "file:///moved/to%20here"),
+        ("s3a://bucket/in/", "s3a://bucket/in"),
+        ("s3a://bucket", "s3a://bucket"),
+    ],
+)
+def test_source_path_becomes_what_spark_lists(old: str, new: str, expected: str) -> None:
+    """Spark takes a file that it knows in another spelling for a new one, and reads it again."""
+    changes = Changes("q", "/ckpt", {old: new})
+    names = ["file:///in/1.json", "file:///in-eu/2.json", "file:/in/deep/3.json"]
+    lines = "\n".join(["v1", *(json.dumps({"path": name}) for name in names)])
+    (found,) = changes.applied("sources/0/0", [lines.encode()])
+    paths = [json.loads(line)["path"] for line in found.decode().splitlines()[1:]]
+    assert paths == [f"{expected}/1.json", "file:///in-eu/2.json", f"{expected}/deep/3.json"]
+
+
+def test_longest_source_path_counts() -> None:
+    changes = Changes("q", "/ckpt", {"file:///in": "file:///a", "file:///in/eu": "file:///b"})
+    (found,) = changes.applied("sources/0/0", [b'v1\n{"path":"file:///in/eu/1.json"}'])
+    assert b'"file:///b/1.json"' in found
 
 
 def test_batch_that_is_not_complete_is_refused(stage: Stage) -> None:
