@@ -66,6 +66,8 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
         raise refusals.rewound(claim, head)
     _check_checkpoint_knows_this_log(claim, known)
     _check_is_where_it_was(claim, known)
+    if head is not None and head.rewinding_to:
+        raise refusals.rewinding(head)
     _check_sinks_can_finish(claim, known)
     if head is None or head.query_id != claim.query_id:
         _check_new_query(claim, known)

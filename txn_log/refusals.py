@@ -147,6 +147,14 @@ def rewound(claim: Claim, head: Head) -> ConfigurationError:
     )
 
 
+def rewinding(head: Head) -> ConfigurationError:
+    """Some sinks have given the later rows back, and others have not."""
+    return ConfigurationError(
+        f"a rewind of {head.pipeline!r} to the savepoint {head.rewinding_to} has not ended: run "
+        "the same `sparkonce savepoint rewind` command again"
+    )
+
+
 def prepared_by_replaced(record: TransactionRecord) -> ConfigurationError:
     """Only the checkpoint that is being replaced shows whether the batch commits."""
     return ConfigurationError(

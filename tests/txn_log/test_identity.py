@@ -137,6 +137,15 @@ def test_tokens_follow_the_clock_and_always_rise() -> None:
     assert start(restored, 0.0).token == restored.token + 1
 
 
+@pytest.mark.parametrize("replaces", [None, QUERY])
+def test_nobody_begins_while_a_rewind_has_not_ended(replaces: str | None) -> None:
+    """Not even an operator's command, or another checkpoint: the head would forget the rewind."""
+    head = replace(HEAD, rewinding_to="before-42")
+    start = claim(3) if replaces is None else claim(0, query_id="new", replaces=replaces)
+    with pytest.raises(ConfigurationError, match="to the savepoint before-42 has not ended"):
+        admit(start, known(2, head=head), now=5.0)
+
+
 def test_starts_that_complete_no_batch_are_counted() -> None:
     heads = [HEAD]
     for _ in range(3):

@@ -23,6 +23,7 @@ from sparkonce.protocol.operating import head_here, head_of, look_for_orphans, t
 from sparkonce.sinks.capabilities import FindsBranches
 from sparkonce.spark_hooks.checkpoint import LostCheckpoint, find_checkpoint
 from sparkonce.txn_log.record import State, TransactionRecord
+from sparkonce.txn_log.refusals import rewinding
 
 if TYPE_CHECKING:
     from sparkonce.protocol.pipeline import Checkpoint
@@ -50,10 +51,7 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
     with open_job(job, checkpoint) as pipeline:
         head = head_here(pipeline.log, pipeline.name)
         if head.rewinding_to:
-            raise ConfigurationError(
-                f"a rewind of {pipeline.name!r} to the savepoint {head.rewinding_to} has not "
-                "ended: run the same `sparkonce savepoint rewind` command again"
-            )
+            raise rewinding(head)
         place: Checkpoint = find_checkpoint(head, checkpoint)
         prepared = _prepared(pipeline)
         if abandon is not None:
