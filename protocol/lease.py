@@ -17,6 +17,7 @@ that is in the way, and keep a driver from acting outside the log.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Protocol, Self
 
 from sparkonce.errors import FencedError, LogError, PrepareRejectedError
@@ -87,8 +88,9 @@ class Lease:
         tries = itertools.count()
 
         def begin() -> Incarnation:
-            entrance.check_may_begin(is_first_try=next(tries) == 0)
-            return pipeline.log.begin(claim)
+            is_repeated = next(tries) > 0
+            entrance.check_may_begin(is_first_try=not is_repeated)
+            return pipeline.log.begin(replace(claim, is_repeated=is_repeated))
 
         with step("begin", batch=claim.batch_id, pipeline=pipeline.name) as begun:
             incarnation = begun.result = pipeline.ask_log(begin, begun)

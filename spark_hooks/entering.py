@@ -33,6 +33,7 @@ class CheckpointEntrance:
     Attributes:
         claim: what this start says of itself.
         seen: the pipeline's head before the token was taken; None where the name was new.
+        token: what was taken; it may not be in the checkpoint yet. None before.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class CheckpointEntrance:
     ) -> None:
         self.claim = claim
         self.seen = seen
+        self.token: int | None = None
         self._pipeline = pipeline
         self._query = query
         self._bound = query.files.binding()
@@ -112,6 +114,7 @@ class CheckpointEntrance:
             raise overtaken_in_checkpoint(self._pipeline, self.claim.batch_id)
 
     def enter(self, incarnation: Incarnation) -> bool:
+        self.token = incarnation.token
         name, log, query_id = self._pipeline.name, self._pipeline.log, self.claim.query_id
         if log.newest(name, query_id) is None:  # another pipeline of the name may be new
             check_is_no_copy(replace(self.claim, namesake=log.namesake(name, query_id)))

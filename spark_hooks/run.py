@@ -177,13 +177,17 @@ class Run:
             has_batch=has_batch,
         )
         check_are_free(self._settings.sinks, self.query)
-        driver = Driver.start(self.pipeline, entrance.claim, entrance)
+        try:
+            driver = Driver.start(self.pipeline, entrance.claim, entrance)
+        except LogError:
+            if entrance.token is not None:  # it is this object's, though nobody acts with it
+                self._hold(entrance.token)
+            raise
         if not self._had_token and _is_called_elsewhere(
             self.pipeline, driver.incarnation, entrance, batch_id
         ):
             raise _called_twice(self._settings, batch_id)
-        self._had_token = True
-        self._user = take(self._settings.all_sinks, self.query, driver.incarnation.token)
+        self._hold(driver.incarnation.token)
         entrance.log_start(self._settings, driver)
         try:
             driver.recover()
@@ -191,6 +195,10 @@ class Run:
             self._let_go(error)
             raise
         return driver
+
+    def _hold(self, token: int) -> None:
+        self._had_token = True
+        self._user = take(self._settings.all_sinks, self.query, token)
 
     def _look_first(self) -> str:
         """The run that held the pipeline when this run first looked; empty where none did."""

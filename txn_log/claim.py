@@ -40,6 +40,7 @@ class Claim:
             read the checkpoint; empty if there was none; None if it did not look.
         has_batch: whether Spark has called with a batch. A start that only recovers gets no token
             if another object of the same run has one, because it would abandon that object's batch.
+        is_repeated: whether an earlier try of this claim may have taken a token.
         repartitions: how many batches just before `batch_id` have only repartitioned Spark's state,
             as the checkpoint proves.
     """
@@ -61,6 +62,7 @@ class Claim:
     namesake: str | None = None
     seen_run: str | None = None
     has_batch: bool = True
+    is_repeated: bool = False
     repartitions: int = 0
 
 

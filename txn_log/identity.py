@@ -161,7 +161,8 @@ def _check_is_newest(claim: Claim, head: Head | None) -> None:
     # Its own run id: an earlier attempt took the token, and the answer was lost.
     if head.run_id not in {claim.seen_run, claim.run_id}:
         raise refusals.late(claim, head)
-    if head.run_id == claim.run_id and not (claim.has_batch or claim.had_token):
+    may_be_its_own = claim.had_token or claim.is_repeated
+    if head.run_id == claim.run_id and not (claim.has_batch or may_be_its_own):
         raise refusals.not_needed(claim, head)
 
 

@@ -20,15 +20,22 @@ from pyspark.sql import SparkSession
 
 from integration_tests.support.spark import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import (
+    ConfigurationError,
+    DecisionUnknownError,
+    LogError,
+    LogUnavailableError,
+    ProtocolError,
+)
 from sparkonce.protocol.operating import claim_again, head_of
-from sparkonce.spark_hooks import lifecycle
+from sparkonce.spark_hooks import checkpoint, lifecycle
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import State
+from sparkonce.txn_log.sqlite import SqliteLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -191,6 +198,39 @@ def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
             pipeline.awaitTermination(job.start(pipeline))
     assert states(pipeline) == [State.PREPARED]
     assert job.visible() == Counter()
+
+
+@pytest.mark.parametrize("fault", ["answer of begin", "entry into the checkpoint"])
+def test_idle_start_recovers_though_an_answer_is_lost(
+    job: Job, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """It holds the token that it has taken: no other object recovers what is left."""
+    job.add(*ids(1, 2))
+    leave_undecided(job, monkeypatch)
+    fired: list[str] = []
+
+    def lose(call: Callable[..., Any], error: LogError, *, lands: bool) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            if fired:
+                return call(*given)
+            fired.append(fault)
+            if lands:
+                call(*given)
+            raise error
+
+        return called
+
+    pipeline = checkpoint_pipeline(job)
+    if fault == "answer of begin":
+        losing = lose(SqliteLog.begin, DecisionUnknownError("no answer"), lands=True)
+        monkeypatch.setattr(SqliteLog, "begin", losing)
+    else:
+        losing = lose(checkpoint.enter, LogUnavailableError("it fails over"), lands=False)
+        monkeypatch.setattr(checkpoint, "enter", losing)
+    with idle(job, pipeline):
+        wait_for(lambda: states(pipeline) == [State.COMPLETE])
+    assert fired == [fault]
+    assert job.visible() == Counter([1, 2])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from integration_tests.support.savepoints import aggregated, counted, delivered,
 from integration_tests.support.spark import Job, numbered_by_state
 from sparkonce import ExactlyOnce
 from sparkonce.cli.main import ERROR, run
-from sparkonce.errors import SavepointError
+from sparkonce.errors import LogUnavailableError, SavepointError
 from sparkonce.protocol.pipeline import targets_of
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
@@ -32,6 +32,7 @@ from sparkonce.spark_hooks.savepoints import (
     restore,
 )
 from sparkonce.storage import open_folder
+from sparkonce.txn_log import moving
 from sparkonce.txn_log.claim import RESTORING
 from sparkonce.txn_log.record import State
 
@@ -261,9 +262,17 @@ def test_fork_reads_its_input_at_a_new_place(
     assert found == counted(range(12, 13))
 
 
+def no_answer(*_: object) -> None:
+    raise LogUnavailableError("no answer")
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_log_inside_the_checkpoint_comes_along(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_lost: bool,
 ) -> None:
     """By the command line. The old checkpoint is refused from then on, or is lost."""
     story = Story(spark, tmp_path, aggregated)
@@ -283,6 +292,14 @@ def test_log_inside_the_checkpoint_comes_along(
     assert run(["savepoint", "verify", root, "s"]) == 0
     restoring = ["savepoint", "restore", name, root, "s", "--into", into, "--yes"]
     assert run([*restoring, "--lost"]) == ERROR, "it is not lost"
+    if not is_lost:
+        with monkeypatch.context() as patch:  # the log is in the middle of its move
+            patch.setattr(moving, "_open", no_answer)
+            assert run(restoring) == ERROR
+        elsewhere = [*restoring[:5], "--into", str(job.folder / "elsewhere"), "--yes", "--lost"]
+        capsys.readouterr()
+        assert run(elsewhere) == ERROR
+        assert "was being moved" in capsys.readouterr().err
     if is_lost:
         shutil.rmtree(story.checkpoint)
         assert run(restoring) == ERROR

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 
+class _MovingError(SavepointError):
+    """A restore or a rewind was interrupted while it moved the log."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Use:
     """A savepoint, the pipeline that will continue from it, and the checkpoint to fill.
@@ -101,6 +105,8 @@ class _Use:
             )
         try:
             log = self.log_now(but_not=self.into)
+        except _MovingError:
+            raise
         except SparkOnceError:
             return
         head = log.head(self.name)
@@ -121,7 +127,7 @@ class _Use:
             following = checkpoint_log(place, create=False)
             there = following.head(self.name)
             if there is None or there.token == 0:
-                raise SavepointError(
+                raise _MovingError(
                     f"the log of {self.name!r} was being moved from {log.address} to {place} when "
                     "a restore or a rewind into that place was interrupted: run it again first"
                 )
