@@ -77,6 +77,6 @@ class Driver:
         """See `transaction.commit_pending`."""
         return transaction.commit_pending(self.lease, self._decider)
 
-    def sweep(self) -> None:
-        """Abort every orphan of the pipeline; see `sparkonce.protocol.sweeping`."""
-        sweep(self.lease)
+    def sweep(self) -> int:
+        """Abort every orphan of the pipeline; see `sparkonce.protocol.sweeping.sweep`."""
+        return sweep(self.lease)

@@ -18,8 +18,9 @@ from sparkonce.protocol.lease import NoEntrance
 from sparkonce.protocol.pipeline import Checkpoint, Pipeline, targets_of
 from sparkonce.protocol.processes import is_running, this_driver
 from sparkonce.protocol.rulings import Ended, end_ruled
-from sparkonce.protocol.sweeping import find_orphans, named_by
+from sparkonce.protocol.sweeping import complete_batches, find_orphans, named_by
 from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.verbs import lists_uncommitted_only
 from sparkonce.steps import step
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.claim import Claim
@@ -37,11 +38,14 @@ class Orphan(NamedTuple):
         branch: what `abort` needs.
         may_be_written: whether it may still be being written: the driver that holds the token
             made it, and is not known to be gone.
+        is_committed: whether a complete batch names it: its server went back in time, and a sweep
+            commits it again.
     """
 
     sink: AnySink
     branch: Committable
     may_be_written: bool
+    is_committed: bool
 
 
 def head_of(log: TransactionLog, pipeline: str) -> Head:
@@ -144,8 +148,14 @@ def look_for_orphans(job: Job, failures: dict[str, Exception]) -> list[Orphan]:
     # After the sinks were asked: what was decided meanwhile is no orphan.
     named = named_by(job.log.unfinished(job.name))
     may_write = is_running(head.driver) is not False
+    complete = complete_batches(job.log, job.name)
     return [
-        Orphan(sink, branch, may_write and branch.branch_id.token == head.token)
+        Orphan(
+            sink,
+            branch,
+            may_be_written=may_write and branch.branch_id.token == head.token,
+            is_committed=lists_uncommitted_only(sink) and complete(branch.branch_id) is not None,
+        )
         for sink, branch in found
         if branch.branch_id.name not in named
     ]

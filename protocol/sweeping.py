@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from sparkonce.errors import FencedError
 from sparkonce.model import BranchId, Committable, Owner, TransactionId
@@ -23,6 +23,7 @@ from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.steps import step
+from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.record import TransactionRecord
 from sparkonce.words import counted
 
@@ -161,33 +162,45 @@ def _without_committed(
     an older backup was restored. An abort would destroy the last copy of its rows.
     """
     orphans: list[Committable] = []
-    find_head = functools.cache(pipeline.log.head)
-
-    @functools.cache  # a batch may have left many branches
-    def find(batch: TransactionId) -> TransactionRecord | None:
-        record = pipeline.log.find(batch)
-        head = None if record is None else find_head(batch.pipeline)
-        return None if head is not None and head.is_rewound(batch) else record
-
+    complete = complete_batches(pipeline.log, pipeline.name)
     for branch in found:
-        branch_id, record = branch.branch_id, None
-        if branch_id.batch_id is not None:
-            query_id = branch_id.owner.query_id
-            record = find(TransactionId(pipeline.name, query_id, branch_id.batch_id))
-        if record is None or (named := _committed_as(record, branch_id)) is None:
+        named = complete(branch.branch_id)
+        if named is None:
             orphans.append(branch)
         elif error := verbs.outcome_of_commit(sink, named):
-            logger.error("%s is left to the next sweep: %s", branch_id, error)
+            logger.error("%s is left to the next sweep: %s", named.branch_id, error)
         else:
             logger.error(
-                "%s is complete, and %s was found prepared in %r: its server went back in time (a "
-                "standby was promoted that lacked some of it, or a backup was restored). It is "
-                "committed again; check the later batches there",
-                record.id,
-                branch_id,
+                "batch %d of pipeline %r is complete, and %s was found prepared in %r: its server "
+                "went back in time (a standby was promoted that lacked some of it, or a backup was "
+                "restored). It is committed again; check the later batches there",
+                named.branch_id.batch_id,
+                pipeline.name,
+                named.branch_id,
                 sink,
             )
     return orphans
+
+
+def complete_batches(
+    log: TransactionLog, pipeline: str
+) -> Callable[[BranchId], Committable | None]:
+    """A look-up: the branch as the record of a complete batch names it, or None."""
+    find_head = functools.cache(log.head)
+
+    @functools.cache  # a batch may have left many branches
+    def find(batch: TransactionId) -> TransactionRecord | None:
+        record = log.find(batch)
+        head = None if record is None else find_head(pipeline)
+        return None if head is not None and head.is_rewound(batch) else record
+
+    def look_up(branch_id: BranchId) -> Committable | None:
+        if branch_id.batch_id is None:
+            return None
+        record = find(TransactionId(pipeline, branch_id.owner.query_id, branch_id.batch_id))
+        return None if record is None else _committed_as(record, branch_id)
+
+    return look_up
 
 
 def _committed_as(record: TransactionRecord, branch_id: BranchId) -> Committable | None:

@@ -158,6 +158,7 @@ def orphan(found: Orphan) -> Facts:
         "batch": branch_id.batch_id,
         "token": branch_id.token,
         "may_be_written": found.may_be_written,
+        "is_committed": found.is_committed,
     }
 
 

@@ -904,6 +904,28 @@ def test_orphan_that_cannot_be_aborted_is_not_counted(
     assert (len(told["orphans"]), told["aborted"]) == (0, 1)
 
 
+def test_branch_of_a_complete_batch_is_no_orphan(
+    folder: Path,
+    decided: str,
+    prepared_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its server went back in time: it is the last copy of the rows, and is committed again."""
+    monkeypatch.setattr(FileSink, "lists_uncommitted_only", True)
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    log.complete(record, record.token)
+    log.close()
+    assert run(["orphans", "jobs:make"]) == FOUND
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of a complete batch: its server went back in time" in shown
+    assert run(["orphans", "jobs:make", "--abort", "--yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["aborted"] == 0
+    assert not prepared_file.exists()
+    assert (folder / "out" / prepared_file.name).exists()
+
+
 @pytest.mark.parametrize("command", [["orphans"], ["orphans", "--abort", "--yes"]])
 def test_sink_that_does_not_answer_is_not_free_of_orphans(
     left_over: Path,

@@ -102,9 +102,8 @@ def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: b
         found = _look(pipeline)
         if abort and (found["orphans"] or found["not_listed"]):
             may_fence(pipeline.log, pipeline.name, yes=yes)
-            take_over(pipeline, find_checkpoint(head, checkpoint)).sweep()
-            left = _look(pipeline)
-            found = left | {"aborted": _gone(found, left)}
+            aborted = take_over(pipeline, find_checkpoint(head, checkpoint)).sweep()
+            found = _look(pipeline) | {"aborted": aborted}
         if as_json:
             screen.json({key: found[key] for key in found if key != "unfinished"})
         elif found["orphans"]:
@@ -183,7 +182,11 @@ def _report_not_listed(found: Facts) -> None:
 def _gone(before: Facts, left: Facts, abandoned: Sequence[TransactionRecord] = ()) -> int:
     """How many branches that were left over, or are of an abandoned batch, are seen to be gone."""
     still = {orphan["full"] for orphan in left["orphans"]}
-    gone = {o["full"]: o["sink"] for o in before["orphans"] if o["full"] not in still}
+    gone = {
+        orphan["full"]: orphan["sink"]
+        for orphan in before["orphans"]
+        if orphan["full"] not in still and not orphan["is_committed"]
+    }
     for branch_id in (c.branch_id for record in abandoned for c in record.committables()):
         if not {branch_id.name, str(branch_id)} & still:  # not every sink's names have the batch
             gone[str(branch_id)] = branch_id.sink

@@ -238,6 +238,8 @@ def show_event(screen: Screen, event: Facts) -> None:
 def show_orphans(screen: Screen, orphans: Sequence[Facts]) -> None:
     def row(found: Facts) -> Sequence[Any]:
         note = "may still be written" if found["may_be_written"] else "orphan"
+        if found["is_committed"]:
+            note = "of a complete batch: its server went back in time; --abort commits it again"
         return found["sink"], found["branch"], found["batch"], note
 
     screen.table(("sink", "branch", "batch", ""), map(row, orphans))
