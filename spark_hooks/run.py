@@ -319,8 +319,8 @@ def while_active(query: RunningQuery, action: Callable[[], None], what: str) -> 
 
 def _called_twice(settings: Settings, batch_id: int) -> ProtocolError:
     fate = (
-        "complete, and no replay brings the rows of this call, which are in no sink: enter "
-        "them manually"
+        "complete, or the next start completes it. No replay brings the rows of this call: if they "
+        "are other ones, enter them manually"
         if settings.commit == "immediate"
         else "prepared; the next start replays the batch"
     )

@@ -336,6 +336,24 @@ def test_doctor_notices_an_older_copy(
     assert re.search(told, " ".join(capsys.readouterr().out.split()))
 
 
+def test_doctor_sees_that_spark_has_passed_an_abandoned_batch(
+    folder: Path, prepared_file: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in no sink, and Spark never replays it: other code must not go on from there."""
+    log = prepare(folder, prepared_file)
+    (record,) = log.unfinished("orders")
+    log.abandon(record, record.token)
+    log.close()
+    begun(checkpoint, 0, 1)
+    for committed in (0, 1):
+        (checkpoint / "commits" / str(committed)).touch()
+        run(["doctor", "jobs:make", "--checkpoint", str(checkpoint)])
+        said = " ".join(capsys.readouterr().out.split())
+        is_passed = committed == 1
+        assert ("Spark has committed batch 1" in said) is is_passed
+        assert ("other code may continue the query" in said) is not is_passed
+
+
 def test_doctor_knows_an_offline_repartition(
     folder: Path, decided: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -862,6 +880,7 @@ def test_abandoned_batch_is_told_in_words(
     assert run(["status", *address]) == FOUND
     shown = " ".join(capsys.readouterr().out.split())
     assert "batch 1 abandoned: Spark replays it, unless its checkpoint is lost" in shown
+    assert "`sparkonce doctor`" in shown
 
     incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": "x"}, 1))
     deliver(log, incarnation, 1)

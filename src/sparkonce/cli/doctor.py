@@ -174,9 +174,11 @@ def _gap(
 
     A start is refused then, unless Spark has only repartitioned its state.
     """
-    if newest is None or committed is None or newest.state is State.ABANDONED:
+    if newest is None or committed is None:
         return None
     batch_id, state = newest.id.batch_id, newest.state.value
+    if newest.state is State.ABANDONED:
+        return _abandoned_gap(checkpoint, committed, batch_id)
     if committed > batch_id:
         if checkpoint.repartitions_before(committed + 1) >= committed - batch_id:
             return Finding(
@@ -204,6 +206,17 @@ def _gap(
             "checkpoint",
         )
     return None
+
+
+def _abandoned_gap(checkpoint: CheckpointFiles, committed: int, batch_id: int) -> Finding | None:
+    if committed < batch_id:
+        return None
+    return Finding(
+        Level.ERROR,
+        f"Spark has committed batch {committed} in {checkpoint.location}, and batch {batch_id} is "
+        "abandoned: it is in no sink, and Spark does not replay it",
+        "start the query: it is refused, and says what to delete from the checkpoint",
+    )
 
 
 def _binding(pipeline: ExactlyOnce, checkpoint: CheckpointFiles) -> Iterator[Finding]:

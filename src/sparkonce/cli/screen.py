@@ -117,7 +117,10 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
     )
     if found["abandoned"] is not None:
         screen.say()
-        said = "abandoned: Spark replays it, unless its checkpoint is lost"
+        said = (
+            "abandoned: Spark replays it, unless its checkpoint is lost; `sparkonce doctor` shows "
+            "whether Spark has passed it"
+        )
         screen.say(f"batch {found['abandoned']} {said}", indent=2)
     if found["unfinished"]:
         screen.say()
