@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -360,6 +360,16 @@ class Head:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Decode the body of a head.
+
+        Raises:
+            LogCorruptError: a newer version has written it.
+        """
+        if unknown := body.keys() - {each.name for each in fields(cls)}:
+            raise LogCorruptError(
+                f"the head of pipeline {body['pipeline']!r} has fields that this sparkonce does "
+                f"not know ({', '.join(sorted(unknown))}): use a newer one"
+            )
         return cls(**{**body, "retired": tuple(body["retired"])})
 
 

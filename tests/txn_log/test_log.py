@@ -32,7 +32,7 @@ from sparkonce.txn_log.record import (
     State,
     TransactionRecord,
 )
-from sparkonce.txn_log.sealing import FORMAT_VERSION
+from sparkonce.txn_log.sealing import FORMAT_VERSION, seal
 from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.support.sqlite_faults import FailingCommit
@@ -237,6 +237,12 @@ def test_record_of_a_newer_format_is_not_called_torn() -> None:
     for torn in ("{}", '{"v": 2, "body": {}}', "[]", '"v"', "{"):
         with pytest.raises(LogCorruptError, match="not a whole record"):
             TransactionRecord.decode(torn, "it")
+
+
+def test_head_with_a_field_of_a_newer_version_is_refused() -> None:
+    text = seal({**Head("orders", QUERY, 3, "run", "host:1", 0.0).to_json(), "news": 1})
+    with pytest.raises(LogCorruptError, match="news.*use a newer one"):
+        Head.decode(text, "it")
 
 
 def test_record_of_many_branches_is_compressed() -> None:
