@@ -497,6 +497,7 @@ def test_start_without_a_batch_fences_no_other_object_of_its_run() -> None:
         admit(asks, known(2), now=5.0)
     assert admit(replace(asks, had_token=True), known(2), now=5.0).run_id == "run"
     assert admit(replace(asks, has_batch=True), known(2), now=5.0).run_id == "run"
+    assert admit(replace(asks, is_repeated=True), known(2), now=5.0).run_id == "run"
 
 
 @pytest.mark.parametrize("head", [None, HEAD, replace(HEAD, run_id="new")])
