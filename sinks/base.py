@@ -83,7 +83,8 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             ``input_file_name()`` work only in the query itself. Sinks with different `select` are
             still written in one pass over the batch.
         transform: any function from DataFrame to DataFrame, applied before `select`, so that this
-            sink can get other rows. It costs a snapshot of the batch and a separate pass.
+            sink can get other rows. It costs a snapshot of the batch and a separate pass. It is
+            called several times for a batch, first to see its columns.
         writers: the number of Spark tasks that write a batch; default: one for each of its
             partitions. 1 shuffles the whole batch to one task. A higher number needs columns that
             determine which task gets a row (`distribute_by`). Alongside sinks with more tasks, it
@@ -227,6 +228,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     def validate(self, schema: pa.Schema) -> None:
         """Check settings, rights, server and schema; called before any data moves.
 
+        Called at a run's first batch, and again before a batch with other columns than the last.
         The tasks get the sink with what this stores in it. A recovery does not call it, so `commit`
         must find all it needs in the committable.
 
