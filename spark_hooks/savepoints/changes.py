@@ -21,7 +21,7 @@ _BEFORE: Final = re.compile(r".*?(?=/state/[0-9]+/_stateSchema/)")
 _SOURCES: Final = "sources/"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _NO_HOST: Final = re.compile(r"(?!file:)[^:]+:///")
-_ENCODED: Final = re.compile(r'[ "<>\\^`{|}\[\]]')
+_ENCODED: Final = re.compile(r'[ "#?<>\\^`{|}\[\]]')
 _SHOWN: Final = 2
 
 

@@ -376,7 +376,8 @@ def test_source_path_that_leads_nowhere_is_refused(
     [
         ("file:/moved", "file:///moved"),
         ("file:///moved/", "file:///moved"),
-        ("file:///moved//to here", "file:///moved/to%20here"),
+        ("file:///moved//to here#1", "file:///moved/to%20here%231"),
+        ("file:///100%25", "file:///100%25"),
         ("s3a://bucket/in/", "s3a://bucket/in"),
         ("s3a://bucket", "s3a://bucket"),
     ],
