@@ -88,9 +88,9 @@ class Lease:
         tries = itertools.count()
 
         def begin() -> Incarnation:
-            is_repeated = next(tries) > 0
-            entrance.check_may_begin(is_first_try=not is_repeated)
-            return pipeline.log.begin(replace(claim, is_repeated=is_repeated))
+            is_again = next(tries) > 0
+            entrance.check_may_begin(is_first_try=not is_again)
+            return pipeline.log.begin(replace(claim, is_repeated=claim.is_repeated or is_again))
 
         with step("begin", batch=claim.batch_id, pipeline=pipeline.name) as begun:
             incarnation = begun.result = pipeline.ask_log(begin, begun)

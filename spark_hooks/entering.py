@@ -33,7 +33,6 @@ class CheckpointEntrance:
     Attributes:
         claim: what this start says of itself.
         seen: the pipeline's head before the token was taken; None where the name was new.
-        token: what was taken; it may not be in the checkpoint yet. None before.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class CheckpointEntrance:
     ) -> None:
         self.claim = claim
         self.seen = seen
-        self.token: int | None = None
         self._pipeline = pipeline
         self._query = query
         self._bound = query.files.binding()
@@ -60,6 +58,7 @@ class CheckpointEntrance:
         had_token: bool,
         seen_run: str,
         has_batch: bool,
+        is_repeated: bool = False,
         driver: str | None = None,
     ) -> Self:
         """Look at the log and the checkpoint, and make the claim.
@@ -73,6 +72,7 @@ class CheckpointEntrance:
             had_token: whether this run has had a token before.
             seen_run: the run that held the pipeline when this run first looked at the log.
             has_batch: whether Spark has called with a batch.
+            is_repeated: whether an earlier start of the same object may have taken a token.
             driver: its process, as the log keeps it; default: this one.
         """
         log, run = pipeline.log, query.run
@@ -97,6 +97,7 @@ class CheckpointEntrance:
             had_token=had_token,
             seen_run=seen_run,
             has_batch=has_batch,
+            is_repeated=is_repeated,
             repartitions=query.files.repartitions_before(batch_id),
             namesake=None if is_known else log.namesake(pipeline.name, run.query_id),
         )
@@ -114,7 +115,6 @@ class CheckpointEntrance:
             raise overtaken_in_checkpoint(self._pipeline, self.claim.batch_id)
 
     def enter(self, incarnation: Incarnation) -> bool:
-        self.token = incarnation.token
         name, log, query_id = self._pipeline.name, self._pipeline.log, self.claim.query_id
         if log.newest(name, query_id) is None:  # another pipeline of the name may be new
             check_is_no_copy(replace(self.claim, namesake=log.namesake(name, query_id)))

@@ -78,6 +78,7 @@ class Run:
         self._lock = lock
         self._driver: Driver | None = None
         self._had_token = False
+        self._may_hold = False
         self._user: User | None = None
         self._seen_run: str | None = None
         self._delivered = -1
@@ -162,7 +163,9 @@ class Run:
         head = self.pipeline.log.head(self.pipeline.name)
         if head is None or head.run_id != self.query.run.run_id:
             return False
-        return self._user is None or head.token != self._user[1]
+        if self._user is None:
+            return not self._may_hold
+        return head.token != self._user[1]
 
     def _start(self, batch_id: int, *, has_batch: bool = True) -> Driver:
         """Take a token, which fences the driver before, and recover."""
@@ -175,19 +178,20 @@ class Run:
             had_token=self._had_token,
             seen_run=self._look_first(),
             has_batch=has_batch,
+            is_repeated=self._may_hold,
         )
         check_are_free(self._settings.sinks, self.query)
         try:
             driver = Driver.start(self.pipeline, entrance.claim, entrance)
         except LogError:
-            if entrance.token is not None:  # it is this object's, though nobody acts with it
-                self._hold(entrance.token)
+            self._may_hold = True  # a token, whose answer or whose entry was lost
             raise
         if not self._had_token and _is_called_elsewhere(
             self.pipeline, driver.incarnation, entrance, batch_id
         ):
             raise _called_twice(self._settings, batch_id)
-        self._hold(driver.incarnation.token)
+        self._had_token = True
+        self._user = take(self._settings.all_sinks, self.query, driver.incarnation.token)
         entrance.log_start(self._settings, driver)
         try:
             driver.recover()
@@ -195,10 +199,6 @@ class Run:
             self._let_go(error)
             raise
         return driver
-
-    def _hold(self, token: int) -> None:
-        self._had_token = True
-        self._user = take(self._settings.all_sinks, self.query, token)
 
     def _look_first(self) -> str:
         """The run that held the pipeline when this run first looked; empty where none did."""

@@ -28,6 +28,7 @@ from sparkonce.errors import (
     ProtocolError,
 )
 from sparkonce.protocol.operating import claim_again, head_of
+from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.spark_hooks import checkpoint, lifecycle
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.spark_hooks.run import Run
@@ -200,7 +201,7 @@ def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
     assert job.visible() == Counter()
 
 
-@pytest.mark.parametrize("fault", ["answer of begin", "entry into the checkpoint"])
+@pytest.mark.parametrize("fault", ["answer of begin", "answer and log", "entry"])
 def test_idle_start_recovers_though_an_answer_is_lost(
     job: Job, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -221,7 +222,9 @@ def test_idle_start_recovers_though_an_answer_is_lost(
         return called
 
     pipeline = checkpoint_pipeline(job)
-    if fault == "answer of begin":
+    if fault == "answer and log":  # no other try reaches it
+        monkeypatch.setattr(Pipeline, "ask_log", lambda _, ask, *_given: ask())
+    if fault != "entry":
         losing = lose(SqliteLog.begin, DecisionUnknownError("no answer"), lands=True)
         monkeypatch.setattr(SqliteLog, "begin", losing)
     else:

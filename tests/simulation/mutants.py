@@ -653,7 +653,7 @@ _LEASE_AND_STEPS: Final = (
         "token taken again though the run has ended",
         "I6",
         LEASE,
-        "            entrance.check_may_begin(is_first_try=not is_repeated)\n",
+        "            entrance.check_may_begin(is_first_try=not is_again)\n",
         "",
         "tests/protocol/test_protocol.py::test_run_that_ends_while_it_waits_for_a_token_takes_none",
     ),
