@@ -550,8 +550,11 @@ def test_driver_behind_one_with_a_copy_of_the_log(
     assert others[0].query.is_ours()
 
 
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 @pytest.mark.parametrize("by", ["the function", "transform="])
-def test_columns_that_change_between_batches_are_validated_again(job: Job, by: str) -> None:
+def test_columns_that_change_between_batches_are_validated_again(
+    job: Job, by: str, commit: CommitPolicy
+) -> None:
     """A sink writes what it found when it was validated: a new column would be left out."""
 
     def pivoted(df: DataFrame) -> DataFrame:
@@ -565,10 +568,13 @@ def test_columns_that_change_between_batches_are_validated_again(job: Job, by: s
         job.add(*ids(4, 5))
         job.add(*ids(6))
         if by == "transform=":
-            job.run(job.pipeline(sinks=[SqliteSink(database, "orders", transform=pivoted)]))
+            sink = SqliteSink(database, "orders", transform=pivoted)
+            pipeline = job.pipeline(sinks=[sink], commit=commit)
+            query = job.run(pipeline)
         else:
-            pipeline = job.pipeline(sinks=[SqliteSink(database, "orders")])
-            job.run(lambda df, batch_id: pipeline(pivoted(df), batch_id))  # type: ignore[arg-type]
+            pipeline = job.pipeline(sinks=[SqliteSink(database, "orders")], commit=commit)
+            query = job.run(lambda df, batch_id: pipeline(pivoted(df), batch_id))  # type: ignore[arg-type]
+        pipeline.awaitTermination(query)
         found = set(connection.execute("SELECT even, odd FROM orders"))
     assert found == {(2, None), (4, 5), (6, None)}
 
