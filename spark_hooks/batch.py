@@ -106,15 +106,20 @@ class SparkBatch:
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The schema of the rows, and of those that each transform= makes of them, as JSON."""
-        transforms = (together[0].transform for together in _passes(self._sinks))
-        return tuple(schema_json(t(self._df) if t else self._df) for t in transforms)
+        return tuple(schema_json(df) for df, _ in self._frames)
+
+    @cached_property
+    def _frames(self) -> list[tuple[DataFrame, list[AnySink]]]:
+        """What the sinks of each pass get; only to be looked at, since it is no snapshot."""
+        passes = _passes(self._sinks)
+        transforms = [together[0].transform for together in passes]
+        frames = [self._df if each is None else each(self._df) for each in transforms]
+        return list(zip(frames, passes, strict=True))
 
     def validate(self) -> None:
         """Let every sink check its settings, its server and its schema, before any data moves."""
         schemas = self.schemas
-        for together in _passes(self._sinks):
-            transform = together[0].transform
-            df = self._df if transform is None else transform(self._df)
+        for df, together in self._frames:
             schemas.update({sink.name: arrow_schema(shaped(df, sink)) for sink in together})
             self._shapes.with_hashes(df, together)  # raises what Spark cannot analyse
 

@@ -67,8 +67,7 @@ class CheckpointEntrance:
             pipeline: the pipeline.
             query: its running query.
             batch_id: the batch that Spark is about to run.
-            replaces: see `sparkonce.ExactlyOnce`.
-            adopt: see `sparkonce.ExactlyOnce`.
+            replaces, adopt: see `sparkonce.ExactlyOnce`.
             had_token: whether this run has had a token before.
             seen_run: the run that held the pipeline when this run first looked at the log.
             has_batch: whether Spark has called with a batch.

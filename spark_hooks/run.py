@@ -77,7 +77,6 @@ class Run:
         self._settings = settings
         self._lock = lock
         self._driver: Driver | None = None
-        self._had_token = False
         self._may_hold = False
         self._user: User | None = None
         self._seen_run: str | None = None
@@ -175,7 +174,7 @@ class Run:
             batch_id,
             replaces=self._settings.replaces,
             adopt=self._settings.adopt,
-            had_token=self._had_token,
+            had_token=self._user is not None,
             seen_run=self._look_first(),
             has_batch=has_batch,
             is_repeated=self._may_hold,
@@ -186,11 +185,10 @@ class Run:
         except LogError:
             self._may_hold = True  # a token, whose answer or whose entry was lost
             raise
-        if not self._had_token and _is_called_elsewhere(
+        if self._user is None and _is_called_elsewhere(
             self.pipeline, driver.incarnation, entrance, batch_id
         ):
             raise _called_twice(self._settings, batch_id)
-        self._had_token = True
         self._user = take(self._settings.all_sinks, self.query, driver.incarnation.token)
         entrance.log_start(self._settings, driver)
         try:

@@ -47,8 +47,10 @@ class Changes:
         elif _SCHEMAS.fullmatch(name):
             yield self._moved(b"".join(pieces).decode()).encode()
         elif self.source_paths and name.startswith(_SOURCES):
+            moved = [(_as_spark_writes(old), new) for old, new in self.source_paths.items()]
+            moved.sort(key=lambda pair: len(pair[0]), reverse=True)
             lines = b"".join(pieces).decode().splitlines()
-            yield "\n".join(map(self._with_new_path, lines)).encode()
+            yield "\n".join(_with_new_path(line, moved) for line in lines).encode()
         else:
             yield from pieces
 
@@ -73,7 +75,7 @@ class Changes:
         entries = (_file_in(line) for log in logs for line in log.decode().splitlines())
         known = [entry["path"] for entry in entries if entry is not None]
         for old in self.source_paths:
-            if not any(map(_prefix_of(old).match, known)):
+            if not any(_is_below(path, _as_spark_writes(old)) for path in known):
                 raise SavepointError(
                     f"--source-path: no input file is below {old}: in the savepoint they are such "
                     f"as {', '.join(known[:_SHOWN]) or 'none'}"
@@ -89,15 +91,19 @@ class Changes:
             ]
         return f"{version}\n{json.dumps(operator, separators=(',', ':'))}"
 
-    def _with_new_path(self, line: str) -> str:
-        entry = _file_in(line)
-        if entry is None:
-            return line
-        for old, new in sorted(self.source_paths.items(), key=lambda pair: -len(pair[0])):
-            if found := _prefix_of(old).match(entry["path"]):
-                entry["path"] = _as_spark_writes(new) + entry["path"][found.end() :]
-                break
-        return json.dumps(entry, separators=(",", ":"))
+
+def _with_new_path(line: str, moved: Iterable[tuple[str, str]]) -> str:
+    """A line of a file source's log, for folders that have moved, the longest first."""
+    entry = _file_in(line)
+    if entry is None:
+        return line
+    for old, new in moved:
+        if _is_below(entry["path"], old):
+            entry["path"] = _as_spark_writes(
+                new + _as_spark_writes(entry["path"]).removeprefix(old)
+            )
+            break
+    return json.dumps(entry, separators=(",", ":"))
 
 
 def _file_in(line: str) -> dict[str, Any] | None:
@@ -107,7 +113,7 @@ def _file_in(line: str) -> dict[str, Any] | None:
 
 
 def _as_spark_writes(url: str) -> str:
-    """The path of a folder as Spark notes it in its log of files: `file:///in` for `file:/in/`.
+    """A path as Spark notes it in its log of files: `file:///in` for `file:/in/`.
 
     Spark knows an input file by this text alone.
     """
@@ -118,10 +124,9 @@ def _as_spark_writes(url: str) -> str:
     return f"{scheme}:{f'//{host}' if host or scheme == 'file' else ''}{path}"
 
 
-def _prefix_of(folder: str) -> re.Pattern[str]:
-    """Matches the folder at the start of a path below it, in whatever form Spark noted that."""
-    plain = re.escape(_as_spark_writes(folder))
-    return re.compile(plain.replace("file://", "file:(?://)?", 1) + "(?=/)")
+def _is_below(path: str, folder: str) -> bool:
+    """Whether a file is in the folder, as `_as_spark_writes` gives that, or in one below it."""
+    return _as_spark_writes(path).startswith(f"{folder}/")
 
 
 def _as_url(location: str) -> str:

@@ -5,9 +5,9 @@ A staging table, and the session that creates or merges it, is named after its b
     sparkonce_<owner: 12 hex>_<sink: 8 hex>_t<token>_b<batch>_p<pass>_a<attempt>_
 
 The digests have a fixed length and every number ends with a terminator, so no name is a prefix of
-another branch's name. Long numbers stand without the `_` between them, since a name may have 63
-bytes. The table's comment holds the full branch id, from which the name follows: only a table
-whose name and comment agree is ours.
+another branch's name. If the name would exceed 63 bytes, the numbers stand without the `_` between
+them. The table's comment holds the full branch id, from which the name follows: only a table whose
+name and comment agree is ours.
 
 Names are searched by range in their "C" order, never by pattern: `_` and `%` are literal.
 No statement takes bind parameters: utility statements cannot, and a `%` in a quoted name would be
