@@ -58,7 +58,6 @@ class CheckpointEntrance:
         had_token: bool,
         seen_run: str,
         has_batch: bool,
-        is_repeated: bool = False,
         driver: str | None = None,
     ) -> Self:
         """Look at the log and the checkpoint, and make the claim.
@@ -67,11 +66,11 @@ class CheckpointEntrance:
             pipeline: the pipeline.
             query: its running query.
             batch_id: the batch that Spark is about to run.
-            replaces, adopt: see `sparkonce.ExactlyOnce`.
+            replaces: see `sparkonce.ExactlyOnce`.
+            adopt: see `sparkonce.ExactlyOnce`.
             had_token: whether this run has had a token before.
             seen_run: the run that held the pipeline when this run first looked at the log.
             has_batch: whether Spark has called with a batch.
-            is_repeated: whether an earlier start of the same object may have taken a token.
             driver: its process, as the log keeps it; default: this one.
         """
         log, run = pipeline.log, query.run
@@ -96,7 +95,6 @@ class CheckpointEntrance:
             had_token=had_token,
             seen_run=seen_run,
             has_batch=has_batch,
-            is_repeated=is_repeated,
             repartitions=query.files.repartitions_before(batch_id),
             namesake=None if is_known else log.namesake(pipeline.name, run.query_id),
         )

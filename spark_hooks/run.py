@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tenacity import Retrying, retry_if_not_exception_type, wait_exponential
@@ -177,11 +178,11 @@ class Run:
             had_token=self._user is not None,
             seen_run=self._look_first(),
             has_batch=has_batch,
-            is_repeated=self._may_hold,
         )
         check_are_free(self._settings.sinks, self.query)
         try:
-            driver = Driver.start(self.pipeline, entrance.claim, entrance)
+            claim = replace(entrance.claim, is_repeated=self._may_hold)
+            driver = Driver.start(self.pipeline, claim, entrance)
         except LogError:
             self._may_hold = True  # a token, whose answer or whose entry was lost
             raise
