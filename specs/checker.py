@@ -178,10 +178,7 @@ def _quiet(m: Model, state: State) -> Iterator[tuple[str, State]]:
 
 def tidy(m: Model, s: State) -> State:
     """The one form of all states that differ only in names that nothing can tell apart."""
-    s = _forget(s)
-    if m.copies:
-        return s  # tokens of two logs are also compared with each other: they stay as they are
-    s = _renumber(s)
+    s = _renumber(_merge_tokens(_forget(s)))
     if m.drivers > 1:
         drivers = sorted(s.drivers, key=_order)
         if tuple(drivers) != s.drivers:
@@ -213,7 +210,7 @@ def _forget(s: State) -> State:
                 kept.add((branch, how))
         else:
             token = branch.token if branch.token in tokens else 0
-            kept.add((Branch(NOBODY, branch.sink, token, 0, branch.copy), how))
+            kept.add((Branch(NOBODY, branch.sink, token), how))
     branches = s.branches if kept == s.branches else frozenset(kept)
     if branches is s.branches and not any(me.named for me in s.drivers):
         return s
@@ -222,21 +219,38 @@ def _forget(s: State) -> State:
     return s._replace(branches=branches, drivers=drivers)
 
 
+def _merge_tokens(s: State) -> State:
+    """One token stands for all of the run that holds a log; a run that nobody will meet is 0."""
+    newest = {log.since: log.token for log in s.logs}
+    known = {s.entry[2]} | {me.first for me in s.drivers if me.at == "enter"}
+
+    def one(run: int) -> int:
+        return newest.get(run, run if run in known else 0)
+
+    number, entered, run = s.entry
+    return s._replace(
+        logs=tuple(log._replace(since=one(log.since)) for log in s.logs),
+        drivers=tuple(me._replace(seen=one(me.seen), first=one(me.first)) for me in s.drivers),
+        entry=(number, entered, one(run)),
+    )
+
+
 def _renumber(s: State) -> State:
     """Give tokens their rank; a finished batch that nobody holds keeps no token."""
-    log, held = s.logs[0], _in_hand(s)
+    held = _in_hand(s)
     batches = frozenset(record.batch for record in held)
-    finished = [r for r in log.records if r is not None and r.state == COMPLETE]
+    finished = [r for r in records(s) if r.state == COMPLETE]
     old = frozenset(name for r in finished if r.batch not in batches for name in r.names)
     every = [b for b, _ in s.branches] + [b for r in (*records(s), *held) for b in r.names]
     every += [b for me in s.drivers for b in (*me.made, *me.named)]
-    used = {0, log.token} | {b.token for b in every if b not in old}
-    used |= {me.token for me in s.drivers}
+    used = {0, s.entry[2]} | {token for log in s.logs for token in (log.token, log.since)}
+    used |= {token for me in s.drivers for token in (me.token, me.seen, me.first)}
+    used |= {b.token for b in every if b not in old}
     used |= {r.token for r in (*records(s), *held) if r.state != COMPLETE or r.batch in batches}
     used |= set() if s.flight is None else {s.flight.token}
+    entries = {s.entry[0]} | {entry for me in s.drivers for entry in (me.met, me.entry)}
     is_tidy = len(used) == max(used) + 1 and not any(b.token or b.attempt for b in old)
-    looks = {look for me in s.drivers for look in (me.seen, me.first)}
-    if is_tidy and log.since == log.token and looks <= {0, NOBODY, log.token}:
+    if is_tidy and entries <= {0, 1}:
         return s
     return _Ranks({token: n for n, token in enumerate(sorted(used))}, old, batches).of(s)
 
@@ -250,25 +264,29 @@ class _Ranks:
     batches: frozenset[int]
 
     def of(self, s: State) -> State:
-        log, flight = s.logs[0], s.flight
+        flight, (number, entered, run) = s.flight, s.entry
         if flight is not None:
             record = self.of_record(flight.record)
             flight = flight._replace(token=self.rank[flight.token], record=record)
-        found = tuple(None if r is None else self.of_record(r) for r in log.records)
         rewind = s.rewind
         if rewind is not None:
             rewind = rewind._replace(todo=frozenset(map(self.of_branch, rewind.todo)))
         return s._replace(
-            logs=(Log(self.rank[log.token], found, self.rank[log.token]),),
+            logs=tuple(map(self.of_log, s.logs)),
             branches=frozenset((self.of_branch(b), how) for b, how in s.branches),
-            drivers=tuple(self.of_driver(me, log) for me in s.drivers),
+            drivers=tuple(self.of_driver(me, number) for me in s.drivers),
+            entry=(int(number > 0), entered, self.rank[run]),
             flight=flight,
             rewind=rewind,
         )
 
+    def of_log(self, log: Log) -> Log:
+        found = tuple(None if r is None else self.of_record(r) for r in log.records)
+        return Log(self.rank[log.token], found, self.rank[log.since])
+
     def of_branch(self, b: Branch) -> Branch:
         if b in self.old:
-            return Branch(b.batch, b.sink, 0, 0, b.copy)
+            return Branch(b.batch, b.sink, 0)
         return b._replace(token=self.rank[b.token])
 
     def of_record(self, r: Record) -> Record:
@@ -277,15 +295,13 @@ class _Ranks:
             return Record(r.batch, r.state, 0, names, 0, r.ruled)
         return r._replace(token=self.rank[r.token], names=names)
 
-    def of_driver(self, me: Driver, log: Log) -> Driver:
-        if me.at == "off":
-            return me
-        newest = self.rank[log.token]  # stands for every token of the run that holds the log
-        never = NOBODY if me.at == "begin" else 0  # no token equals one that is gone
+    def of_driver(self, me: Driver, last: int) -> Driver:
         return me._replace(
             token=self.rank[me.token],
-            seen=newest if me.seen >= log.since else never,
-            first=newest if me.first and me.first == log.since else 0,
+            seen=self.rank[me.seen],
+            first=self.rank[me.first],
+            met=int(last == me.met > 0),
+            entry=int(last == me.entry > 0),
             record=None if me.record is None else self.of_record(me.record),
             made=tuple(self.of_branch(b) for b in me.made),
             named=frozenset(self.of_branch(b) for b in me.named),

@@ -44,16 +44,13 @@ MODELS: Final[Mapping[str, Model]] = {
         sinks=1,
         faults=(("ruling", 1), ("unsure", 1), ("loss", 1)),
     ),
+    "copies": Model(policies=IMMEDIATE, batches=1, sinks=1, faults=(("copy", 1),), copies=True),
     "rewinds": Model(policies=IMMEDIATE, batches=2, sinks=1, faults=(("rewind", 1),)),
     "rewinds, after_checkpoint": Model(policies=AFTER, batches=2, sinks=1, faults=(("rewind", 1),)),
 }
 """Two drivers each, and two sinks, or one where a check would take half an hour. The whole protocol
 has three batches; a kind of fault has as many as it can reach beyond: one, since nothing but the
 log carries over from batch to batch."""
-
-COPIES: Final = Model(
-    batches=1, sinks=1, faults=(("copy", 1),), tokens=3, copies=True, policies=IMMEDIATE
-)
 
 
 def _any_record(s: State, state: str) -> bool:
@@ -134,6 +131,14 @@ PROBES: Final[Mapping[str, Mapping[str, Probe]]] = {
             s.query == 1 and s.committed == 1 and s.rewind is None
         ),
     },
+    "copies": {
+        "a driver of the original wakes behind one with the copy": lambda s: any(
+            me.at == "check" and me.log < s.entry[1] for me in s.drivers
+        ),
+        "a driver of the original enters late": lambda s: any(
+            me.at == "enter" and me.log < s.entry[1] for me in s.drivers
+        ),
+    },
     "rulings": {
         "a branch is ruled on and ended": lambda s: bool(s.by_hand),
         "a driver is about to retry a commit after a ruling": lambda s: any(
@@ -179,6 +184,7 @@ REVERTS: Final[Mapping[str, Revert]] = {
     "an abort is final": Revert("I7", MODELS["rulings"]),
     "commit comes after the amendment": Revert("I2", _LOSSES),
     "complete needs every branch": Revert("I1", _LOSSES),
+    "the entry is checked": Revert("I4", MODELS["copies"]),
     "a sweep spares the prepared": Revert("I7", _AFTER),
     "a sweep spares the decided": Revert("I1", _NOW),
     "a sweep spares the younger": Revert("I6", _NOW),

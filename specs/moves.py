@@ -23,7 +23,6 @@ def refusals(s: State, me: Driver) -> Iterator[str]:
 def orphans(m: Model, s: State, d: int, sink: int) -> list[Branch]:
     """What the driver aborts in the sink: prepared, with no younger token, and not named."""
     me = s.drivers[d]
-    spared = {name.name for name in me.named}
     oldest = me.token if me.way == "fenced" else 0
     newest = me.token if m.has("a sweep spares the younger") else 10**6
     return [
@@ -32,7 +31,7 @@ def orphans(m: Model, s: State, d: int, sink: int) -> list[Branch]:
         if how == PREPARED
         and branch.sink == sink
         and oldest <= branch.token <= newest
-        and branch.name not in spared
+        and branch not in me.named
     ]
 
 
@@ -95,8 +94,8 @@ def to_last_sweep(s: State, d: int, way: str) -> State:
 def start_again(s: State, d: int) -> State:
     """Begin once more in the same run, with the batch that Spark has planned for it."""
     me = s.drivers[d]
-    again = Driver("begin", waits=me.waits, log=me.log, batch=me.batch, seen=NOBODY, first=me.first)
-    return s.with_driver(d, again._replace(query=me.query))
+    again = Driver("begin", waits=me.waits, log=me.log, batch=me.batch, first=me.first)
+    return s.with_driver(d, again._replace(met=me.entry, query=me.query))
 
 
 def fenced(s: State, d: int) -> Steps:

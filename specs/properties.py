@@ -143,7 +143,7 @@ def fencing(m: Model, s: State, step: str, t: State) -> str | None:
     ruled = {name for r in records(s) for name in r.names if name.sink in r.ruled}
     for branch, how in t.branches - s.branches:
         is_younger = branch.token > me.token and branch not in ruled
-        if how == ABORTED and is_younger and len(s.logs) == 1:
+        if how == ABORTED and is_younger:
             return f"{step}, and {branch} is younger than token {me.token}"
     return None
 
@@ -157,7 +157,7 @@ def continuity(m: Model, s: State, step: str, t: State) -> str | None:
         was = _old(s, t, record)
         if record.state == DECIDED and (was is None or was.state != DECIDED):
             for name in record.names:
-                if t.how(name) == ABORTED and len(t.logs) == 1:
+                if t.how(name) == ABORTED:
                     return f"{name} was aborted, and is decided"
     return None
 

@@ -47,7 +47,7 @@ from specs.state import (
 def look(m: Model, s: State, d: int) -> Steps:
     """See which driver holds the token, and which one entered the checkpoint last."""
     log = s.logs[s.drivers[d].log]
-    yield "look", s.move(d, at="begin", seen=log.token, met=s.entry[0])
+    yield "look", s.move(d, at="begin", seen=log.since, met=s.entry[0])
 
 
 def begin(m: Model, s: State, d: int) -> Steps:
@@ -56,29 +56,29 @@ def begin(m: Model, s: State, d: int) -> Steps:
     A run that starts again keeps its first look, and its own tokens make it no other run.
     """
     me = s.drivers[d]
-    log = s.logs[me.log]
-    if m.tokens is not None and log.token >= m.tokens:
-        return
     if any(m.has(guard) for guard in refusals(s, me)):
         yield "is refused", s.stop(d)
         return
     after = s.take_token(me.log, me.first)
-    after = after.move(d, first=after.logs[me.log].since)
-    at = "enter" if m.copies else "recover"
-    yield "begin, no answer", after.move(d, seen=log.token + 1)
-    seen = me.seen if m.copies else 0
-    yield "begin", after.move(d, at=at, token=log.token + 1, seen=seen)
+    log = after.logs[me.log]
+    after = after.move(d, first=log.since)
+    yield "begin, no answer", after
+    after = after.move(d, at="enter", token=log.token)
+    yield "begin", after if m.copies else _entered(after, d, 0)
 
 
 def enter(m: Model, s: State, d: int) -> Steps:
-    """Write an entry into the checkpoint, if no driver has that this one has not fenced."""
+    """Write an entry into the checkpoint, if no driver has whose run this one has not fenced."""
     me = s.drivers[d]
-    number, log, token = s.entry
-    if number == me.met or (log, token) == (me.log, me.seen):
-        after = s._replace(entry=(number + 1, me.log, me.token))
-        yield "enter", after.move(d, at="recover", entry=number + 1)
+    number, _, run = s.entry
+    if number == me.met or run in {me.first, me.seen}:
+        yield "enter", _entered(s._replace(entry=(number + 1, me.log, me.first)), d, number + 1)
     else:
         yield "is overtaken", s.stop(d)
+
+
+def _entered(s: State, d: int, entry: int) -> State:
+    return s.move(d, at="recover", entry=entry, seen=0, met=0)
 
 
 def recover(m: Model, s: State, d: int) -> Steps:
@@ -164,7 +164,7 @@ def prepare(m: Model, s: State, d: int) -> Steps:
     for sink in m.next_of(me.todo):
         left = me.todo - {sink}
         at = "prepare" if left and m.has("every sink is prepared") else "check"
-        new = Branch(me.batch, sink, me.token, me.attempts, me.log)
+        new = Branch(me.batch, sink, me.token, me.attempts)
         after = s.move(d, at=at, made=tuple(sorted((*me.made, new))), todo=left)
         yield f"prepare {sink}", after.put(new, PREPARED)
         if m.any_share and not me.lost:

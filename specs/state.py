@@ -5,8 +5,7 @@
     ruling               the batch and sink of a branch that an operator ends next
     drivers[d]           where each driver is           flight      a write on its way to a log
 
-A branch stands for all that one sink holds of one attempt to write a batch. `copy` is the log that
-its driver uses; names do not show it.
+A branch stands for all that one sink holds of one attempt to write a batch.
 """
 
 from __future__ import annotations
@@ -26,11 +25,6 @@ class Branch(NamedTuple):
     sink: int
     token: int
     attempt: int = 0
-    copy: int = 0
-
-    @property
-    def name(self) -> tuple[int, ...]:
-        return self[:4]
 
 
 class Record(NamedTuple):
@@ -76,8 +70,9 @@ class Driver(NamedTuple):
 
     `record` is the record in its hands, as it last saw it; `made` what it has prepared for the
     next write of the log; `todo` the sinks that the present part has not reached; `named` what its
-    sweep spares; `seen` the token, and `met` the entry, that it found before it began; `first` the
-    first token that its run has taken; `query` that of its checkpoint.
+    sweep spares; `seen` the run, and `met` the entry, that it found before it began; `entry` its
+    own; `first` the first token of its run, which stands for the run; `query` that of its
+    checkpoint.
     """
 
     at: str = "off"
@@ -119,7 +114,11 @@ class Rewind(NamedTuple):
 
 
 class State(NamedTuple):
-    """`before` is what the commit log of the checkpoint has that a rewind has replaced."""
+    """Where all of it is now.
+
+    `entry` is the last one in the checkpoint: its number, its driver's log and run. `before` is
+    what the commit log of the checkpoint has that a rewind has replaced.
+    """
 
     logs: tuple[Log, ...]
     committed: int
@@ -138,6 +137,10 @@ class State(NamedTuple):
         """The highest batch in the commit log of the driver's checkpoint."""
         return self.committed if me.query == self.query else self.before
 
+    def is_paused(self, me: Driver) -> bool:
+        """Whether the driver's log is no longer the newest, with which nobody has entered yet."""
+        return self.entry[1] == me.log < len(self.logs) - 1
+
     def how(self, branch: Branch) -> str | None:
         return next((how for known, how in self.branches if known == branch), None)
 
@@ -155,9 +158,12 @@ class State(NamedTuple):
         return self.with_driver(d, Driver())
 
     def take_token(self, number: int, first: int) -> State:
-        """Give the log's next token to a run that has taken `first` before; 0 if it had none."""
+        """Give the log's next token to a run that has taken `first` before; 0 if it had none.
+
+        Tokens follow the clock, so copies of a log never give the same one.
+        """
         log = self.logs[number]
-        token = log.token + 1
+        token = 1 + max(known.token for known in self.logs)
         since = log.since if first and first == log.since else token
         return self.with_log(number, log._replace(token=token, since=since))
 
@@ -188,8 +194,8 @@ class Model:
 
     `faults` are how often each fault may happen; crashes and pauses are not bounded. `policies`
     are those that a driver may have: False for immediate, True for after_checkpoint. With
-    `any_share`, a sink may get no rows of a batch, and steps come in any order. With `copies`, a
-    backup of the log may be restored, and `tokens` bounds each log's tokens.
+    `any_share`, a sink may get no rows of a batch, and steps come in any order. With `copies`,
+    drivers enter the checkpoint; without, the log's token says as much.
     """
 
     drivers: int = 2
@@ -198,7 +204,6 @@ class Model:
     policies: tuple[bool, ...] = (False,)
     faults: tuple[tuple[str, int], ...] = ()
     without: frozenset[str] = frozenset()
-    tokens: int | None = None
     any_share: bool = False
     copies: bool = False
 

@@ -4,7 +4,8 @@ start     a driver begins, also while others run or are paused      crash   it i
 lose      a sink's server drops a prepared branch                   late    a write has no answer
 straggle  a task that nobody waits for prepares                     land    … and is applied
 rule      an operator rules on a branch of a decided batch, and ends it; or closes a gap
-restore   a copy of the log is used from now on
+restore   a copy of the log is used from now on, and drivers of the other one are paused until a
+          driver has entered with the copy: a decision that the copy lacks would be made once more
 rewind    an operator goes back to a savepoint: `rewinding`
 """
 
@@ -39,6 +40,8 @@ def steps(m: Model, s: State) -> Steps:
         if me.at == "off":
             yield from named(d, start(m, s, d))
             continue
+        if s.is_paused(me):
+            continue
         yield from named(d, DRIVER[me.at](m, s, d))
         yield from named(d, fail(m, s, d))
         yield f"d{d} crashes", s.stop(d)
@@ -69,7 +72,9 @@ def quiet_steps(m: Model, s: State) -> Steps:
         else:
             yield from _without_faults(named(0, start(m, s, 0)))
     for d, me in enumerate(s.drivers):
-        if me.at != "off":
+        if me.at != "off" and s.is_paused(me):
+            yield f"d{d} never wakes", s.stop(d)
+        elif me.at != "off":
             yield from _without_faults(named(d, DRIVER[me.at](m, s, d)))
     yield from end_ruling(s)
 
@@ -109,10 +114,14 @@ def faults(m: Model, s: State) -> Steps:
         for d, me in enumerate(s.drivers):
             if me.token and me.at not in {"off", "look", "begin", "enter", "recover"}:
                 for sink in m.all_sinks:
-                    new = Branch(me.batch, sink, me.token, STRAY, me.log)
+                    new = Branch(me.batch, sink, me.token, STRAY)
                     yield f"a stray task of d{d} prepares", s.spend("stray").put(new, PREPARED)
-    if s.left("copy") and len(s.logs) == 1:
+    if s.left("copy") and not any(me.at in _BETWEEN for me in s.drivers):
         yield "the log is restored from a copy", s.spend("copy")._replace(logs=s.logs * 2)
+
+
+_BETWEEN = ("look", "send", "decide", "abandon", "amend")
+"""Here a driver would yet begin with the original, or has made sure that nobody has entered."""
 
 
 def late(m: Model, s: State, d: int) -> Steps:
