@@ -72,7 +72,8 @@ class Tables:
         return run(["savepoint", verb, f"{self.name}:pipeline", root, *arguments])
 
     def append(self) -> None:
-        self.iceberg().append(OTHERS)
+        iceberg = self.iceberg()
+        iceberg.append(OTHERS.cast(iceberg.schema().as_arrow()))  # Spark 4.1 counts without nulls
         write_deltalake(f"{self.folder}/delta", OTHERS, mode="append")
 
     def iceberg(self) -> Table:

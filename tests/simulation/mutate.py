@@ -77,7 +77,7 @@ def _simulated(copy: Path, seeds: int) -> str | None:
     done = _run(copy, "-m", "tests.simulation", "--seeds", str(seeds), "--until-red", "--jobs", "1")
     if done.returncode == 0:
         return None
-    found = re.search(r"FAILED seed (\d+), step \d+: (.*)", done.stdout)
+    found = re.search(r"FAILED seed (\d+)(?:, step \d+)?: (.*)", done.stdout)
     if found is None:
         raise RuntimeError(f"the simulation did not run:\n{done.stdout}\n{done.stderr}")
     return f"seed {found[1]}: {found[2]}"
