@@ -14,6 +14,7 @@
 | `TakesBack` | `find_delivered`, `take_back` | never; `savepoint rewind` does | its rows stay |
 | `CommitsOnePhase` | three verbs | where the sink's database holds the log | two phases |
 | `ChecksLog` | `check_log` | before it opens the log | every log is accepted |
+| `ChecksOthers` | `check_others` | after every sink is validated | every other sink is accepted |
 | `Diagnoses` | `diagnose`, `room_for_tasks` | in `sparkonce doctor` | the doctor asks nothing |
 | `NamesDatasets` | `dataset` | never; `OpenLineage` does | `target` is the name in lineage |
 
@@ -25,12 +26,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from sparkonce.datasets import Dataset
 from sparkonce.errors import ProtocolError, SparkOnceError
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.base import AnySink
 
 
 class Votes(ABC):
@@ -254,6 +258,21 @@ class ChecksLog(ABC):
         """
 
 
+class ChecksOthers(ABC):
+    """A sink that some other sink of the same pipeline could not be committed with."""
+
+    @abstractmethod
+    def check_others(self, others: Sequence[AnySink]) -> None:
+        """Refuse another sink of the pipeline; called when all of them are validated.
+
+        Args:
+            others: the pipeline's other sinks.
+
+        Raises:
+            ConfigurationError: naming both.
+        """
+
+
 class Diagnoses(ABC):
     """A sink that can find problems before a query does."""
 
@@ -301,6 +320,7 @@ _OWNERS: Final = {
     "prepare_one_phase": CommitsOnePhase,
     "commit_one_phase": CommitsOnePhase,
     "check_log": ChecksLog,
+    "check_others": ChecksOthers,
     "diagnose": Diagnoses,
     "room_for_tasks": Diagnoses,
     "dataset": NamesDatasets,

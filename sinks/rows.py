@@ -33,4 +33,18 @@ class RowSink(TwoPhaseCommitSink[HandleT]):
     def write(self, handle: HandleT, batch: pa.RecordBatch) -> None:
         rows = for_python(batch)
         for start in range(0, rows.num_rows, self.rows_at_once):
-            self.write_rows(handle, rows.slice(start, self.rows_at_once).to_pylist())
+            self.write_rows(handle, _python(rows.slice(start, self.rows_at_once)))
+
+
+def _python(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    try:
+        return rows.to_pylist()
+    except (OverflowError, ValueError):
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            try:
+                column.to_pylist()
+            except (OverflowError, ValueError) as error:  # a year after 9999; text not in UTF-8
+                raise ValueError(
+                    f"column {name!r} has a value that Python cannot hold: {error}"
+                ) from error
+        raise

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import sqlite3
@@ -34,9 +35,10 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.sinks.base import Transform
+from sparkonce.sinks.base import AnySink, Transform
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
+    ChecksOthers,
     FindsBranches,
     ForgetsProofs,
     NamesDatasets,
@@ -83,15 +85,28 @@ class Staged(Payload):
     database: str | None
 
 
-class _NamesTable(NamesDatasets):
+class _OwnsTable(NamesDatasets, ChecksOthers):
+    name: str
     _path: Path
     _table: str
 
     def dataset(self) -> Dataset:
         return Dataset(f"sqlite://{self._path}", self._table)
 
+    def check_others(self, others: Sequence[AnySink]) -> None:
+        mine = (self._path, self._table)
+        for other in others:
+            if isinstance(other, _OwnsTable) and (other._path, other._table) == mine:  # noqa: SLF001
+                with contextlib.closing(sqlite3.connect(self._path)) as db:
+                    if is_constrained(db, self._table):
+                        raise ConfigurationError(
+                            f"the sinks {self.name!r} and {other.name!r} both write into the table "
+                            f"{self._table} of {self._path}, whose constraints or triggers would "
+                            "see the rows of one of them only after the decision: use one sink"
+                        )
 
-class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsProofs, _NamesTable):
+
+class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsProofs, _OwnsTable):
     """Appends to a table of an SQLite database; the rows of a Spark task appear together.
 
     Driver and executors run on one machine, and the database is on its local disk: SQLite's locks
@@ -349,8 +364,15 @@ def _stored(value: object) -> object:
         return value
     if isinstance(value, Decimal):
         return f"{value:f}"
-    return json.dumps(value, default=_in_json) if isinstance(value, list | dict) else str(value)
+    return json.dumps(_in_json(value)) if isinstance(value, list | dict) else str(value)
 
 
 def _in_json(value: object) -> object:
+    """What JSON has for it; NaN and the infinities, which JSON does not have, become null."""
+    if isinstance(value, list | tuple):
+        return [_in_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _in_json(item) for key, item in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     return value.hex() if isinstance(value, bytes) else _stored(value)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from sparkonce.errors import ConfigurationError
 
 BRANCH: Final = "sparkonce_branch"
+_EXACT_DIGITS: Final = 15
 _MAY_REFUSE = re.compile(
     r"\b(UNIQUE|PRIMARY|CHECK|NOT|REFERENCES|STRICT|TRIGGER)\b"
     r"|\bAS\b|\bWHERE\b|->|\bINDEX\b[^(]*\([^)]*\(",  # expressions, which can fail
@@ -42,6 +43,13 @@ def prepare_target(db: sqlite3.Connection, table: str, schema: pa.Schema, target
     existing = columns_of(db, table)
     if missing := [name for name in schema.names if name.lower() not in existing]:
         raise ConfigurationError(f"{target} has no column {missing}: create it, or use select=")
+    types = {name.lower(): kind for name, kind in _types_of(db, table).items()}
+    for field in schema:
+        if (why := _changes(field.type, types[field.name.lower()])) is not None:
+            raise ConfigurationError(
+                f"{target}: column {field.name!r} has the type {types[field.name.lower()]}, with "
+                f"which SQLite {why}: declare it as {_column_type(field.type)}"
+            )
 
 
 def prepare_staging(db: sqlite3.Connection, staging: str, columns: Sequence[str]) -> None:
@@ -109,6 +117,25 @@ def columns_of(db: sqlite3.Connection, table: str) -> set[str]:
 def _types_of(db: sqlite3.Connection, table: str) -> dict[str, str]:
     """The declared type of each column; empty where it has none."""
     return {row[1]: row[2] for row in db.execute(f"PRAGMA table_info({quoted(table)})")}
+
+
+def _changes(kind: pa.DataType, declared: str) -> str | None:
+    """What a column of the declared type would do to some values; None if it keeps all.
+
+    By the rules of SQLite's type affinity (https://www.sqlite.org/datatype3.html).
+    """
+    is_real = re.search("REAL|FLOA|DOUB", declared, re.IGNORECASE) is not None
+    if re.search("INT", declared, re.IGNORECASE):
+        is_real = False
+    elif not declared or re.search("CHAR|CLOB|TEXT|BLOB", declared, re.IGNORECASE):
+        return None
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "turns text that looks like a number into one"
+    if pa.types.is_decimal(kind) and kind.precision > _EXACT_DIGITS:
+        return f"keeps {_EXACT_DIGITS} digits of a number"
+    if is_real and (pa.types.is_int64(kind) or pa.types.is_uint64(kind)):
+        return "rounds great numbers"
+    return None
 
 
 def _column_type(kind: pa.DataType) -> str:

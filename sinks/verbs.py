@@ -29,6 +29,7 @@ from sparkonce.sinks.capabilities import (
     AbortsDecided,
     AbortsMany,
     ChecksLog,
+    ChecksOthers,
     CommitsMany,
     Delivered,
     Diagnoses,
@@ -116,6 +117,12 @@ def check_log(sink: AnySink, address: str) -> None:
     """See `ChecksLog`; by default every log is accepted."""
     if isinstance(sink, ChecksLog):
         sink.check_log(address)
+
+
+def check_others(sink: AnySink, others: Sequence[AnySink]) -> None:
+    """See `ChecksOthers`; by default every other sink is accepted."""
+    if isinstance(sink, ChecksOthers):
+        sink.check_others(others)
 
 
 def diagnose(sink: AnySink) -> Iterable[Finding]:

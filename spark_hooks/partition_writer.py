@@ -96,14 +96,14 @@ def shares_of(sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary]) -
 
 
 def as_sent(sink: AnySink) -> AnySink:
-    """The sink for the executors, without the `transform` that the driver has applied.
+    """The sink for the executors, without the functions that only the driver calls.
 
-    Such a function may hold a DataFrame, which does not pickle.
+    A `transform` may hold a DataFrame, which does not pickle, and `columns` may hold the sink.
     """
     if sink.transform is None:
         return sink
     sent = copy(sink)
-    sent.transform = None
+    sent.transform = sent.columns = None
     return sent
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark import cloudpickle
@@ -10,6 +11,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 
 from sparkonce.errors import ConfigurationError, SinkUnavailableError, SparkOnceError
 from sparkonce.parallel import at_once
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.partition_writer import as_sent
 from sparkonce.steps import step
@@ -41,7 +43,7 @@ def patiently(validate: Callable[[], None], pipeline: str, is_active: Callable[[
 
 
 def validate_sinks(sinks: Sequence[AnySink], schemas: Mapping[str, pa.Schema]) -> None:
-    """Let each sink check its settings, its server and its schema, given by the sink's name.
+    """Let each sink check its settings, its server, its schema by its name, and the other sinks.
 
     Raises:
         ConfigurationError: one cannot be used, or cannot be sent to the executors.
@@ -49,19 +51,28 @@ def validate_sinks(sinks: Sequence[AnySink], schemas: Mapping[str, pa.Schema]) -
     """
 
     def check(sink: AnySink) -> None:
-        try:
-            with step("validate", sink=sink):
-                sink.validate(schemas[sink.name])
-        except SparkOnceError:
-            raise
-        except Exception as error:
-            raise ConfigurationError(
-                f"{sink!r} cannot be used: {type(error).__name__}: {error}"
-            ) from error
+        with step("validate", sink=sink), _named(sink):
+            sink.validate(schemas[sink.name])
 
     at_once(check, sinks)
+    for sink in sinks:
+        with _named(sink):
+            verbs.check_others(sink, [other for other in sinks if other is not sink])
     for sink in sinks:  # only now: it carries what `validate` found
         check_pickles(sink)
+
+
+@contextlib.contextmanager
+def _named(sink: AnySink) -> Iterator[None]:
+    """Name the sink in an error that is not one of ours."""
+    try:
+        yield
+    except SparkOnceError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{sink!r} cannot be used: {type(error).__name__}: {error}"
+        ) from error
 
 
 def check_pickles(sink: AnySink) -> None:

@@ -37,6 +37,7 @@ from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import CommitRejectedError, ConfigurationError, PrepareRejectedError
 from sparkonce.model import Committable
 from sparkonce.sinks import FileSink, PostgresSink
+from sparkonce.spark_hooks.validating import validate_sinks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -773,6 +774,36 @@ def test_number_of_rejected_rows_is_logged(
         deliver(sink, states((-1, "a"), (1, "a"), (-2, "a")), batch=1)
     (line,) = caplog.messages
     assert line.endswith(f".orders: 2 of 3 rows are rejected and go to {prepared.schema}.rejects")
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize("rejecting", ["orders", "items"])
+def test_rejects_next_to_a_table_of_a_foreign_key(
+    prepared: World, rejecting: str, *, partitioned: bool
+) -> None:
+    """Neither sink sees the other's rows before the decision, so valid rows would be rejected."""
+    at = prepared.schema
+    parent = "PARTITION BY RANGE (id)" if partitioned else ""
+    prepared.run(f"CREATE TABLE {at}.orders (id bigint PRIMARY KEY, status text) {parent}")
+    if partitioned:
+        prepared.run(f"CREATE TABLE {at}.p PARTITION OF {at}.orders DEFAULT")
+    prepared.run(f"CREATE TABLE {at}.items (id bigint REFERENCES {at}.orders, status text)")
+
+    def validate(*rejecting: str) -> None:
+        names = ("orders", "items")
+        sinks = [
+            prepared.sink(
+                f"{at}.{name}", name=name, dead_letter="rejects" if name in rejecting else None
+            )
+            for name in names
+        ]
+        validate_sinks(sinks, dict.fromkeys(names, SCHEMA_OF_STATES))
+
+    validate()
+    with pytest.raises(ConfigurationError, match="dead_letter= would reject valid rows.*items"):
+        validate(rejecting)
+    prepared.run(f"ALTER TABLE {at}.items DROP CONSTRAINT items_id_fkey")
+    validate(rejecting)
 
 
 @pytest.mark.parametrize("of", ["ALL TABLES", "TABLES IN SCHEMA {s}", "TABLE {s}.orders"])

@@ -187,6 +187,34 @@ def test_times_of_every_age(spark: SparkSession, tmp_path: Path, name: Any, zone
 
 
 @pytest.mark.parametrize(
+    "setting",
+    ["spark.sql.ansi.doubleQuotedIdentifiers", "spark.sql.parser.escapedStringLiterals"],
+)
+def test_lines_in_any_session(spark: SparkSession, tmp_path: Path, setting: str) -> None:
+    table = pa.table({"n": [0], "zoned": [dt.datetime(2026, 7, 1, tzinfo=dt.UTC)]})
+    wanted = FileFormat("json", (), "none", 8 << 20, 32)
+    spark.conf.set(setting, "true")
+    try:
+        path = write(spark, table, wanted, tmp_path)
+    finally:
+        spark.conf.unset(setting)
+    (row,) = spark_read(spark, path, "json", table.schema).collect()
+    assert row.n == 0
+    assert '"zoned":"2026-07-01T' in path.read_text()
+
+
+def test_text_that_json_would_change_fails_its_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """`to_json` puts U+FFFD for a byte that is not UTF-8."""
+    rows = pa.table({"n": [0], "name": ["Müller"]})
+    wanted = FileFormat("json", (), "none", 8 << 20, 32)
+    frame = spark.sql("SELECT 0L AS n, CAST(unhex('4DFC6C6C6572') AS string) AS name")
+    lines = frame.selectExpr("struct(*) AS row").selectExpr(*wanted.lines(rows.schema, "row"))
+    with pytest.raises(Exception, match="INVALID_UTF8_STRING"):
+        lines.collect()
+    assert "Müller" in write(spark, rows, wanted, tmp_path).read_text()
+
+
+@pytest.mark.parametrize(
     ("name", "zoned"),
     [
         ("json", ["2026-07-01T02:00:00.123456+02:00", "0001-07-01T00:53:28.123456+00:53:28"]),

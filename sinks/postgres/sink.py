@@ -15,7 +15,8 @@ A committable shows which load made it, so a query may change `load=`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -31,10 +32,11 @@ from sparkonce.errors import (
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.once import once
-from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.base import AnySink, Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
     AbortsMany,
+    ChecksOthers,
     CommitsOnePhase,
     Delivered,
     Diagnoses,
@@ -60,6 +62,7 @@ from sparkonce.sinks.postgres.settings import Load, check_settings, promise
 from sparkonce.sinks.postgres.sweeping import Sweeper
 from sparkonce.sinks.postgres.taking_back import Remover
 from sparkonce.sinks.postgres.target.diagnosis import diagnose, room_for_tasks
+from sparkonce.sinks.postgres.target.neighbours import check_neighbours
 from sparkonce.sinks.postgres.target.table import Request, Target, resolve
 from sparkonce.sinks.postgres.target.writing import Write, Writing, one_or_several
 from sparkonce.sinks.verbs import abort_each
@@ -84,6 +87,7 @@ class PostgresSink(
     AbortsDecided,
     FindsBranches,
     TakesBack,
+    ChecksOthers,
     Diagnoses,
     NamesTable,
 ):
@@ -201,14 +205,11 @@ class PostgresSink(
     # -- on the driver ---------------------------------------------------------------------------
 
     def validate(self, schema: pa.Schema) -> None:
-        try:
+        with _asking(self._address, self.where, self._timeouts):
             server = self._pool.run(Server.ask)
             server.check(self.where)
             target = self._pool.run(lambda c: resolve(c, self._request, schema))
             self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
-        except psycopg.Error as error:
-            said = self._address.said(error) + next_step(error, self._timeouts)
-            raise _unusable(self.where, said, error) from self._address.cause(error)
         if self._address.names_several:
             server.check_failover(self.where)
         if self._load == "direct":
@@ -217,6 +218,11 @@ class PostgresSink(
                 self._request.refuse(f'{target.why_open}; set load="staged"')
         logger.info("%s: %s", self.where, promise(self._load, server, target.why_open))
         self._target, self._server = target, server
+
+    def check_others(self, others: Sequence[AnySink]) -> None:
+        found = [sink._target for sink in others if isinstance(sink, PostgresSink)]  # noqa: SLF001
+        with _asking(self._address, self.where, self._timeouts):
+            self._pool.run(lambda c: check_neighbours(c, self._request, self._target, found))
 
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(self._pool, self._address, self._request, self._timeouts)
@@ -256,14 +262,11 @@ class PostgresSink(
         branch_id = committable.branch_id
         if not isinstance(log_write, Statement):
             raise ProtocolError(f"{branch_id}: {log_write!r} is not a write of a Postgres log")
-        held = self._held.take(branch_id)
-        if held is None:
+        if (held := self._held.take(branch_id)) is None:
             raise CommitUnresolvedError(f"{branch_id} is not open in this process", branch_id)
         merge = Merge.read(committable)
         MergeCommitter(self._work(branch_id, merge)).commit_with(held, log_write)
         self._sweeper.tidy(merge)
-
-    # -- aborting, and taking back ---------------------------------------------------------------
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._sweeper.abort(Committable(branch) if isinstance(branch, BranchId) else branch)
@@ -328,9 +331,15 @@ class PostgresSink(
         return self._target, self._server
 
 
-def _unusable(
-    where: str, said: str, error: psycopg.Error
-) -> ConfigurationError | SinkUnavailableError:
-    if is_transient(error):
-        return SinkUnavailableError(f"PostgresSink: {where} is unavailable now: {said}")
-    return ConfigurationError(f"PostgresSink: {where} cannot be used: {said}")
+@contextmanager
+def _asking(address: Address, where: str, timeouts: Timeouts) -> Iterator[None]:
+    """Turn what the server says before any data moves into one of our errors."""
+    try:
+        yield
+    except psycopg.Error as error:
+        said, cause = address.said(error) + next_step(error, timeouts), address.cause(error)
+        if is_transient(error):
+            raise SinkUnavailableError(
+                f"PostgresSink: {where} is unavailable now: {said}"
+            ) from cause
+        raise ConfigurationError(f"PostgresSink: {where} cannot be used: {said}") from cause

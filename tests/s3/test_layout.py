@@ -537,7 +537,7 @@ def test_json_is_made_by_spark() -> None:
     sink = S3Sink("s3://lake/orders", format="json", partition_by=["day"])
     assert sink.columns is not None
     line, folder = sink.columns(pa.schema([TEXT, pa.field("day", pa.date32())]), "row")
-    assert line.startswith("to_json(struct(row.`text` AS `text`), map(")
+    assert line.startswith("to_json(struct(validate_utf8(row.`text`) AS `text`), map(")
     assert folder == "row.`day` AS `day`"
     with pytest.raises(ConfigurationError, match="partition_by names"):
         sink.columns(pa.schema([TEXT]), "row")

@@ -287,6 +287,9 @@ def test_transform_is_not_sent_to_the_executors() -> None:
     writer = PartitionWriter([sink], Incarnation("orders", BRANCH.owner, 4), 7)
     assert cloudpickle.loads(cloudpickle.dumps(writer))
     assert sink.transform is not None
+    lines = S3Sink("s3://lake/orders", format="json", transform=sink.transform)
+    check_pickles(lines)
+    assert lines.columns is not None
 
 
 @pytest.mark.parametrize(
@@ -359,7 +362,7 @@ def test_every_optional_verb_has_its_mixin_and_a_default() -> None:
     mixins = [
         m for m in vars(capabilities).values() if isinstance(m, type) and m.__bases__ == (ABC,)
     ]
-    assert len(mixins) == 12
+    assert len(mixins) == 13
     for mixin in mixins:
         for verb in mixin.__abstractmethods__:  # type: ignore[attr-defined]
             with pytest.raises(ProtocolError, match=f"is no {mixin.__name__}"):

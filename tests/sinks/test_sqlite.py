@@ -22,6 +22,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import Committable
 from sparkonce.sinks import SqliteSink
+from sparkonce.spark_hooks.validating import validate_sinks
 from sparkonce.testing import SinkContract, SinkWorld
 from sparkonce.testing.sink_world import branch
 from tests.support.sink_worlds import sqlite_world
@@ -254,11 +255,88 @@ def test_column_that_becomes_text_while_rows_are_staged(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     executed(path, "CREATE TABLE orders (id INTEGER, code INTEGER)")
     sink = SqliteSink(path, "orders")
-    committable = prepared(sink, CODES)
+    prices = pa.record_batch({"id": [1, 2], "code": [Decimal("12.50"), Decimal("7.00")]})
+    committable = prepared(sink, prices)
     executed(path, CHANGE_TYPE)
-    sink.validate(CODES.schema)
+    sink.validate(prices.schema)
     sink.commit(committable)
-    assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",)]
+    assert asked(path, "SELECT code FROM orders") == [("12.50",), ("7.00",)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        ("STRING", "007"),
+        ("INT", "9007199254740993.0"),
+        ("DOUBLE", "1e3"),
+        ("DATE", "20260228"),
+        ("REAL", 2**53 + 1),
+        ("DECIMAL(38, 9)", Decimal("12345678901234567890.123456789")),
+    ],
+)
+def test_type_that_would_change_a_value(tmp_path: Path, declared: str, value: Any) -> None:
+    path = tmp_path / "shop.db"
+    executed(path, f"CREATE TABLE orders (v {declared})")
+    with pytest.raises(ConfigurationError, match="column 'v' has the type .*: declare it as"):
+        SqliteSink(path, "orders").validate(pa.record_batch({"v": [value]}).schema)
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "kept"),
+    [
+        ("VARCHAR(9)", "007", "007"),
+        ("", "007", "007"),
+        ("blob", "1e3", "1e3"),
+        ("DATE", dt.date(2026, 2, 28), "2026-02-28"),
+        ("REAL", 7, 7.0),
+        ("BIGINT", 2**53 + 1, 2**53 + 1),
+        ("DECIMAL(10, 2)", Decimal("12.50"), 12.5),
+        ("DOUBLE POINT", 2.5, 2.5),
+    ],
+)
+def test_type_that_keeps_every_value(
+    tmp_path: Path, declared: str, value: Any, kept: object
+) -> None:
+    path = tmp_path / "shop.db"
+    executed(path, f"CREATE TABLE orders (v {declared})")
+    sink = SqliteSink(path, "orders")
+    kind = pa.int32() if value == 7 else None
+    sink.commit(prepared(sink, pa.record_batch({"v": pa.array([value], kind)})))
+    assert asked(path, "SELECT v FROM orders") == [(kept,)]
+
+
+def test_json_has_no_value_that_json_cannot_hold(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    sink = SqliteSink(path, "orders")
+    rows = pa.record_batch({"v": [[float("nan"), 2.0, float("-inf")]], "w": [{"x": b"\xff"}]})
+    sink.commit(prepared(sink, rows))
+    assert asked(path, "SELECT v, w FROM orders") == [("[null, 2.0, null]", '{"x": "ff"}')]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([400_000_000], pa.int32()).cast(pa.date32()),
+        pa.array([b"M\xfcller"]).view(pa.string()),
+    ],
+    ids=["year", "text"],
+)
+def test_value_that_python_cannot_hold_is_named(tmp_path: Path, column: pa.Array[Any]) -> None:
+    sink = SqliteSink(tmp_path / "shop.db", "orders")
+    with pytest.raises(ValueError, match="column 'v' has a value that Python cannot hold"):
+        prepared(sink, pa.record_batch({"id": [1], "v": column}))
+
+
+def test_second_sink_of_a_table_with_constraints(tmp_path: Path) -> None:
+    """Each sink's vote is rolled back, so a row of the other one would be refused too late."""
+    path = tmp_path / "shop.db"
+    sinks = [SqliteSink(path, table, name=name) for name, table in (("a", "t"), ("b", "t"))]
+    executed(path, "CREATE TABLE t (id INTEGER)")
+    schemas = {sink.name: pa.schema([("id", pa.int64())]) for sink in sinks}
+    validate_sinks(sinks, schemas)
+    executed(path, "CREATE UNIQUE INDEX once ON t (id)")
+    with pytest.raises(ConfigurationError, match="'a' and 'b' both write into .*: use one sink"):
+        validate_sinks(sinks, schemas)
 
 
 def test_staging_table_of_an_older_version(tmp_path: Path) -> None:
@@ -269,8 +347,8 @@ def test_staging_table_of_an_older_version(tmp_path: Path) -> None:
     committable = prepared(sink, pa.record_batch({"id": [0], "code": [6]}))
     executed(path, f"ALTER TABLE sparkonce_staging_orders RENAME TO staged; {TYPED_STAGING}")
     executed(path, "INSERT INTO sparkonce_staging_orders SELECT * FROM staged; DROP TABLE staged")
-    sink.validate(CODES.schema)
     executed(path, CHANGE_TYPE)
+    sink.validate(CODES.schema)
     sink.commit(prepared(sink, CODES, attempt=2))
     sink.commit(committable)
     assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",), ("6",)]

@@ -41,6 +41,11 @@ _BY_KIND: Final[Mapping[type[psycopg.Error], str]] = {
         "moves to another server; point conninfo= to the new server, or reset the setting"
     ),
     pg.DiskFull: "make room on the server's disk; nothing of this batch is kept there",
+    pg.ForeignKeyViolation: (
+        "filter or correct such rows in the query, and start it again; or let dead_letter= "
+        "collect them. If the other table is another sink's of this pipeline, neither sees the "
+        "other's rows before the decision: give each its own pipeline, or drop the foreign key"
+    ),
     psycopg.IntegrityError: (
         "filter or correct such rows in the query, and start it again; or let dead_letter= "
         "collect them"

@@ -214,13 +214,24 @@ class FileFormat:
     def lines(self, schema: pa.Schema, row: str) -> list[str]:
         """SQL that makes one line of each row, and the columns of the folders."""
         data = ", ".join(
-            f"{row}.{quoted(name)} AS {quoted(name)}"
-            for name in schema.names
-            if name not in self.partition_by
+            f"{_checked(f'{row}.{quoted(field.name)}', field.type)} AS {quoted(field.name)}"
+            for field in schema
+            if field.name not in self.partition_by
         )
-        options = ", ".join(f"'{k}', \"{v}\"" for k, v in _JSON_TIMES.items())
+        options = ", ".join(f"'{k}', {_literal(v)}" for k, v in _JSON_TIMES.items())
         folders = (f"{row}.{quoted(name)} AS {quoted(name)}" for name in self.partition_by)
         return [f"to_json(struct({data}), map({options})) AS {_LINE}", *folders]
+
+
+def _checked(column: str, kind: pa.DataType) -> str:
+    """The column; its text fails the batch where it is not UTF-8, which `to_json` would change."""
+    is_text = pat.is_string(kind) or pat.is_large_string(kind)
+    return f"validate_utf8({column})" if is_text else column
+
+
+def _literal(pattern: str) -> str:
+    """The pattern as a constant of Spark's SQL, in a session with any quotes and escapes."""
+    return "concat('" + pattern.replace("'", "', char(39), '") + "')"
 
 
 class _Parquet:
