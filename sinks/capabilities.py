@@ -26,15 +26,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from sparkonce.datasets import Dataset
 from sparkonce.errors import ProtocolError, SparkOnceError
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
-
-if TYPE_CHECKING:
-    from sparkonce.sinks.base import AnySink
 
 
 class Votes(ABC):
@@ -262,7 +259,7 @@ class ChecksOthers(ABC):
     """A sink that some other sink of the same pipeline could not be committed with."""
 
     @abstractmethod
-    def check_others(self, others: Sequence[AnySink]) -> None:
+    def check_others(self, others: Sequence[object]) -> None:
         """Refuse another sink of the pipeline; called when all of them are validated.
 
         Args:

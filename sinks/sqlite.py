@@ -35,7 +35,7 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.sinks.base import AnySink, Transform
+from sparkonce.sinks.base import Transform
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
     ChecksOthers,
@@ -93,7 +93,7 @@ class _OwnsTable(NamesDatasets, ChecksOthers):
     def dataset(self) -> Dataset:
         return Dataset(f"sqlite://{self._path}", self._table)
 
-    def check_others(self, others: Sequence[AnySink]) -> None:
+    def check_others(self, others: Sequence[object]) -> None:
         mine = (self._path, self._table)
         for other in others:
             if isinstance(other, _OwnsTable) and (other._path, other._table) == mine:  # noqa: SLF001

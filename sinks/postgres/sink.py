@@ -32,7 +32,7 @@ from sparkonce.errors import (
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.once import once
-from sparkonce.sinks.base import AnySink, Transform, TwoPhaseCommitSink
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
     AbortsMany,
@@ -219,7 +219,7 @@ class PostgresSink(
         logger.info("%s: %s", self.where, promise(self._load, server, target.why_open))
         self._target, self._server = target, server
 
-    def check_others(self, others: Sequence[AnySink]) -> None:
+    def check_others(self, others: Sequence[object]) -> None:
         found = [sink._target for sink in others if isinstance(sink, PostgresSink)]  # noqa: SLF001
         with _asking(self._address, self.where, self._timeouts):
             self._pool.run(lambda c: check_neighbours(c, self._request, self._target, found))
