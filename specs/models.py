@@ -45,6 +45,9 @@ MODELS: Final[Mapping[str, Model]] = {
         faults=(("ruling", 1), ("unsure", 1), ("loss", 1)),
     ),
     "copies": Model(policies=IMMEDIATE, batches=1, sinks=1, faults=(("copy", 1),), copies=True),
+    "copies, after_checkpoint": Model(
+        policies=AFTER, batches=1, sinks=1, faults=(("copy", 1),), copies=True
+    ),
     "rewinds": Model(policies=IMMEDIATE, batches=2, sinks=1, faults=(("rewind", 1),)),
     "rewinds, after_checkpoint": Model(policies=AFTER, batches=2, sinks=1, faults=(("rewind", 1),)),
 }
