@@ -86,7 +86,7 @@ def test_importing_a_sink_imports_neither_spark_nor_another_sinks_client() -> No
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 MEASURING = [path for path in BENCHMARKS if path.stem not in {"harness", "log", "plot"}]
 FEW = {"scale": ["--tasks", "20", "--batches", "100"]}
-FEW_ROWS = ["--rows", "2000", "--rounds", "1", "--small-batches", "4"]
+FEW_ROWS = ["--rows", "2000", "--rounds", "1", "--small-batches", "6"]
 
 
 @pytest.mark.parametrize("program", BENCHMARKS, ids=lambda path: path.stem)
