@@ -88,6 +88,7 @@ def world_of(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterato
 
 class TestPreparedSink(SinkContract):
     race_rounds = 40
+    many_branches = 50  # each is a prepared transaction, and the server allows 64
 
     @pytest.fixture
     def make_world(self, world_of: MakeWorld) -> MakeWorld:

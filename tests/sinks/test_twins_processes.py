@@ -109,6 +109,24 @@ class ListsByReading(FileSink):
         return self._folder / "prepared.txt"
 
 
+class IndexesByReading(FileSink):
+    """Each task adds itself to an index of files: it reads, and replaces, without a pause."""
+
+    def preCommit(self, handle: FileHandle) -> Committable:
+        committable = super().preCommit(handle)
+        index = self._folder / "index.txt"
+        listed = index.read_text() if index.exists() else ""
+        aside = self._folder / f"{uuid.uuid4()}.txt"
+        aside.write_text(f"{listed}{handle.branch_id}\n")
+        aside.replace(index)
+        return committable
+
+    def commit(self, committable: Committable) -> None:
+        if str(committable.branch_id) not in (self._folder / "index.txt").read_text():
+            raise PreparedBranchLostError("not in the index", committable.branch_id)
+        super().commit(committable)
+
+
 class NamesByProcess(FileSink):
     """Its hidden files have the number of the process in their names."""
 
@@ -182,6 +200,11 @@ class ShowsByAnyName(FileSink):
             "should get 3 rows and get 6",
         ),
         (ListsByReading, SinkContract.test_concurrent_branches, "not in the list"),
+        (
+            IndexesByReading,
+            SinkContract.test_task_runs_while_another_one_prepares,
+            "not in the index",
+        ),
         (NamesByProcess, SinkContract.test_other_process_commits, "is gone"),
         (NamesByProcess, SinkContract.test_other_process_aborts, "something is still open"),
         (ConnectsInValidate, SinkContract.test_sink_travels_to_the_executors, "does not pickle"),

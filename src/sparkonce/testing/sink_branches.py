@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkonce.errors import CommitUnresolvedError, SparkOnceError
-from sparkonce.model import MAX_BRANCH_ID, Owner
+from sparkonce.model import MAX_BRANCH_ID, Committable, Owner
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_case import (
@@ -208,6 +208,24 @@ class SinkBranches(SinkCase):
             stage.sees()
             stage.commit(sink, stage.vote(sink, *tasks))
             stage.sees(*parts, *parts)
+
+    def test_many_branches(self, stage: Stage, sink: AnySink) -> None:
+        """One vote and one commit take the branches of many tasks, as after a shuffle in Spark."""
+        needs_many_branches(stage)
+        parts = [rows_of([n]) for n in range(self.many_branches)]
+
+        def run_tasks(first: int) -> list[Committable]:
+            executor = stage.sink()
+            numbers = range(first, len(parts), self.parallel)
+            return [stage.task(executor, branch(n), parts[n]) for n in numbers]
+
+        tasks = at_the_same_time([partial(run_tasks, n) for n in range(self.parallel)])
+        committables = stage.vote(sink, *chain(*tasks))
+        why = f"a batch has {len(parts)} branches: does the store's API take fewer at a time? "
+        stage.sees(why=why)
+        stage.commit(sink, committables)
+        stage.sees(*parts, why=why)
+        stage.nothing_left_by_sweep(sink)
 
     def test_commit_of_a_batch_gives_an_outcome_for_each(self, stage: Stage, sink: AnySink) -> None:
         """One branch of a batch is gone: its outcome says so, and the others are committed."""

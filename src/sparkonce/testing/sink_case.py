@@ -82,6 +82,7 @@ class SinkCase:
 
     large_rows: ClassVar[int] = 50_000
     parallel: ClassVar[int] = 4
+    many_branches: ClassVar[int] = 120
     most_faults: ClassVar[int] = 12
     race_rounds: ClassVar[int] = 200
     longest_pause_s: ClassVar[float] = 1.0

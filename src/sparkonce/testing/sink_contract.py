@@ -58,6 +58,8 @@ class SinkContract(
     Attributes:
         large_rows: number of rows in the largest branch.
         parallel: how many branches are written at the same time.
+        many_branches: how many branches the largest batch has; Spark's default is 200 after a
+            shuffle.
         most_faults: at how many lines of `commit` a process is killed or paused, and at how many
             requests of a verb the network fails, at most.
         race_rounds: how many branches several processes commit at the same time.

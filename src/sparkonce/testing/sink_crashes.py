@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.model import Committable
+from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import chosen
 from sparkonce.testing.sink_case import (
@@ -19,6 +19,8 @@ from sparkonce.testing.sink_process import (
     commit_after_another,
     in_other_process,
     lines_of_commit,
+    lines_of_precommit,
+    precommit_around,
     task_around_another,
 )
 from sparkonce.testing.sink_world import Stage, branch
@@ -68,6 +70,43 @@ class SinkCrashes(SinkCase):
         tasks.append(task_around_another(sink, stage.named(sink, branch(1)), rows, other))
         stage.commit(sink, stage.vote(sink, *tasks))
         stage.sees(A, B)
+
+    def test_task_runs_while_another_one_prepares(self, stage: Stage, sink: AnySink) -> None:
+        """Wherever in preCommit a task is paused while another one runs, all rows appear once.
+
+        Both are processes of their own, as on executors. If each task reads an index of the batch
+        and replaces it, the entry of one of them is lost.
+        """
+        needs_many_branches(stage)
+        rows = stage.world.selected(A)
+
+        def id_of(attempt: int, batch_id: int) -> BranchId:
+            return stage.named(sink, branch(attempt, batch_id=batch_id))
+
+        def around(batch_id: int, line: int) -> bool:
+            tasks: list[Committable] = []
+            task, has_paused = precommit_around(
+                sink,
+                id_of(1, batch_id),
+                rows,
+                line,
+                lambda: tasks.append(stage.task(stage.sink(), id_of(2, batch_id), B)),
+                longest_pause_s=self.longest_pause_s,
+            )
+            stage.commit(sink, stage.vote(sink, task, *tasks))
+            return has_paused
+
+        # The first task in a target may have more to do than later ones.
+        stage.commit(sink, stage.prepare(sink, id_of(1, 0), A))
+        places = lines_of_precommit(sink, id_of(1, 1), rows)
+        stage.sweep(sink)
+        seen, pauses = [A], 0
+        for n, line in enumerate(chosen(places, self.most_faults), 2):
+            pauses += around(n, line)
+            seen += [A, B]
+            stage.sees(*seen, why=f"a task ran while another one was at line {line} of preCommit; ")
+        assert pauses, "each preCommit ended before the line at which it should be paused"
+        stage.nothing_left_by_sweep(sink)
 
     def test_process_killed_after_precommit(self, stage: Stage, sink: AnySink) -> None:
         """The prepared branch survives, and this process commits it."""

@@ -3,6 +3,8 @@
 in_other_process      runs a verb, and kills the process at the end of the verb if asked to
 task_around_another   pauses a task between its rows and preCommit while another task runs
 lines_of_commit       lists the lines that a commit runs, each a place to kill or pause it
+lines_of_precommit    the same for the preCommit of a task
+precommit_around      pauses a task before a line of preCommit while another task runs
 commit_after_another  pauses a commit before a line while another commit runs
 """
 
@@ -105,12 +107,25 @@ def lines_of_commit(
         report = other.report_at_end(0, *([-signal.SIGKILL] if killed_at else ()))
     if not report:
         return []
-    places: list[int] = report["places"]
+    return _seen(sink, "commit", report["places"])
+
+
+def lines_of_precommit(sink: AnySink, branch_id: BranchId, rows: pa.RecordBatch) -> list[int]:
+    """List the lines of the sink's own code that preCommit runs; see `lines_of_commit`.
+
+    It runs one task in another process, which leaves its branch prepared.
+    """
+    with _Other((sink, "task", (branch_id, rows), None, None)) as other:
+        return _seen(sink, "preCommit", other.report_at_end(0)["places"])
+
+
+def _seen(sink: AnySink, verb: str, places: list[int]) -> list[int]:
+    """Return the places; without any, nothing would be proven."""
     kind = type(sink)
     assert places, (
-        f"no line of commit of {kind.__name__} was seen, so no commit can be killed and nothing is "
-        f"proven: write it in Python, in files of the package of {kind.__module__} (or next to "
-        "that module), and run it in the process, in any thread, that calls commit"
+        f"no line of {verb} of {kind.__name__} was seen, so it cannot be interrupted and nothing "
+        f"is proven: write it in Python, in files of the package of {kind.__module__} (or next to "
+        f"that module), and run it in the process, in any thread, that calls {verb}"
     )
     return places
 
@@ -159,6 +174,40 @@ def task_around_another(
         other_task()
         first.resume()
         return Committable.from_json(first.report_at_end(0)["prepared"][0])
+
+
+def precommit_around(
+    sink: AnySink,
+    branch_id: BranchId,
+    rows: pa.RecordBatch,
+    line: int,
+    other_task: Callable[[], None],
+    *,
+    longest_pause_s: float,
+) -> tuple[Committable, bool]:
+    """Pause a task before the nth line of its preCommit until another task has run.
+
+    Args:
+        sink: runs the task in another process, which gets it pickled.
+        branch_id: of the task.
+        rows: of the task.
+        line: the number of the line.
+        other_task: runs during the pause, in a thread of this process.
+        longest_pause_s: the longest pause: the other task may wait for what this one holds.
+
+    Returns:
+        What the task prepared, and whether it reached the line.
+    """
+    order: _Order = (sink, "task", (branch_id, rows), signal.SIGSTOP, line)
+    with ThreadPoolExecutor(1) as pool, _Other(order) as first:
+        has_paused = first.pauses()
+        other = pool.submit(other_task)
+        if has_paused:
+            wait([other], longest_pause_s)
+            first.resume()
+        prepared = first.report_at_end(0)["prepared"]
+        other.result()
+    return Committable.from_json(prepared[0]), has_paused
 
 
 class OtherProcess:
@@ -259,7 +308,7 @@ class _Other(OtherProcess):
 
 
 def _run_task(
-    sink: AnySink, verb: Verb, args: Sequence[Any], fate: int | None
+    sink: AnySink, verb: Verb, args: Sequence[Any], trace: LineTrace, *, is_paused: bool
 ) -> tuple[list[Committable], object]:
     """Write, and perhaps prepare; what was prepared, and the handle."""
     handle = sink.beginTransaction(args[0])
@@ -267,9 +316,12 @@ def _run_task(
         sink.write(handle, batch)
     if verb == "write":
         return [], handle
-    if fate == signal.SIGSTOP:
-        os.kill(os.getpid(), fate)
-    return [sink.preCommit(handle)], handle
+    if is_paused:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    trace.begin(sink)
+    committable = sink.preCommit(handle)
+    trace.end()
+    return [committable], handle
 
 
 def main(folder: Path) -> None:
@@ -286,7 +338,9 @@ def main(folder: Path) -> None:
     sink, verb, args, fate, fatal_line = order
     prepared: list[Committable] = []
     if verb in {"write", "task"}:
-        prepared, _handle = _run_task(sink, verb, args, fate)  # it is not freed before the end
+        is_paused = fate == signal.SIGSTOP and fatal_line is None
+        # The handle is not freed before the end.
+        prepared, _handle = _run_task(sink, verb, args, trace, is_paused=is_paused)
     elif verb == "commit":
         trace.begin(sink)
         if fate == signal.SIGSTOP:  # once: a retry would start from the beginning

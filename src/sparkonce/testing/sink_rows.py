@@ -28,6 +28,7 @@ from sparkonce.testing.sink_world import (
 
 _UTC = dt.UTC
 _NOT_FINITE = [math.nan, math.inf, -math.inf]
+_LONG_TEXT = 100_000
 
 TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     "boolean": (pa.bool_(), [True, False]),
@@ -75,7 +76,7 @@ class SinkRows(SinkCase):
 
     def test_uneven_record_batches(self, stage: Stage, sink: AnySink) -> None:
         """Record batches of any length, sliced from a longer one, lose no row."""
-        sizes = (1, 1023, 4099, 2, 997, 6225)  # 12,347 together, a prime number
+        sizes = (1, 1023, 4099, 7, 997, 10_000)  # Spark sends up to 10,000; 16,127 is a prime
         rows = rows_of(range(sum(sizes)))
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
         parts = [rows.slice(*part) for part in zip(starts, sizes, strict=True)]
@@ -160,6 +161,19 @@ class SinkRows(SinkCase):
         for n, part in enumerate([rows, *each]):
             stage.commit(sink, stage.prepare(sink, branch(n, batch_id=n), part))
         stage.sees(rows, rows)
+
+    def test_long_text(self, stage: Stage, sink: AnySink) -> None:
+        """A text of 100,000 characters reaches readers whole, or the task refuses it."""
+        text = "".join(f"{n:05d}-名前" for n in range(_LONG_TEXT // 8))
+        rows = pa.record_batch([pa.array([0], pa.int64()), pa.array([text])], schema=SCHEMA)
+        size = f"a text of {len(text):,} characters"
+        try:
+            committables = stage.prepare(sink, BRANCH, rows)
+        except Exception as refusal:  # noqa: BLE001 - Spark would fail the batch
+            stage.sees(why=f"the task refused {size}; ")
+            pytest.skip(f"the task refuses {size}: {shortened(refusal)}")
+        stage.commit(sink, committables)
+        stage.sees(rows, why=f"{size} was committed: the task may refuse it, but never cut it; ")
 
     @pytest.mark.parametrize("name", TYPES)
     def test_rows_of_type(self, make_world: Callable[[pa.Schema], SinkWorld], name: str) -> None:
