@@ -20,7 +20,7 @@ from sparkonce.sinks import IdempotentSink, SqliteSink
 from sparkonce.testing import Proxy, SinkContract, SinkWorld, sink_process
 from sparkonce.testing.commit_lines import chosen
 from sparkonce.testing.sink_world import SCHEMA, branch
-from tests.support.sink_worlds import file_world, outcome, sqlite_world
+from tests.support.sink_worlds import file_world, http_errors, outcome, sqlite_world
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,6 +84,7 @@ class TestHttpSink(SinkContract):
             unfinished=lambda: [path.name for path in tmp_path.glob("*.arrow")],
             expected=lambda row: json.loads(json.dumps(row, default=str)),
             proxy=proxy,
+            away=lambda: http_errors(503),
         )
         proxy.close()
         api.shutdown()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,7 +39,7 @@ from sparkonce.sinks.sqlite import Staged, Staging
 from sparkonce.sinks.verbs import abort_each, commit_each
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
 from sparkonce.testing.sink_world import SCHEMA, Stage
-from tests.support.sink_worlds import caught, file_world, sqlite_world
+from tests.support.sink_worlds import caught, file_world, http_errors, sqlite_world
 
 
 @pytest.mark.parametrize(
@@ -323,7 +324,7 @@ class PreparedWhereAway(SqliteSink):
 @pytest.mark.parametrize("sink", [CommittedWhereAway, LostWhereAway, PreparedWhereAway])
 def test_target_is_away(tmp_path: Path, sink: type[SqliteSink]) -> None:
     def while_away(contract: SinkContract, stage: Stage) -> None:
-        contract.test_unreachable_target(stage, stage.sink())
+        contract.test_unreachable_target(stage, stage.sink(), "away")
 
     caught(sqlite_world(tmp_path / "shop.db", SCHEMA, sink), while_away)
 
@@ -361,6 +362,33 @@ def test_request_is_lost(tmp_path: Path) -> None:
             proxy=proxy,
         )
         caught(world, cut)
+        api.shutdown()
+
+
+class IgnoresTheStatus(HttpSink):
+    """Takes any answer for a success, as clients do that raise nothing by themselves."""
+
+    def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
+        with suppress(HTTPError):
+            super().put(branch_id, rows)
+
+
+def test_server_answers_with_an_error(tmp_path: Path) -> None:
+    """A proxy, which ends connections, does not show it."""
+    api = serve()
+
+    def refuse(contract: SinkContract, stage: Stage) -> None:
+        contract.test_unreachable_target(stage, stage.sink(), "away")
+
+    with api, Proxy(api.server_port) as proxy:
+        world = SinkWorld(
+            sink=lambda: IgnoresTheStatus(f"http://{proxy.address}", stage=tmp_path),
+            visible=lambda: [row for rows in api.batches.values() for row in rows],
+            unfinished=lambda: list(tmp_path.glob("*.arrow")),
+            proxy=proxy,
+            away=lambda: http_errors(503),
+        )
+        caught(world, refuse, says="commit returned None while the target was unreachable")
         api.shutdown()
 
 

@@ -16,6 +16,7 @@ from xml.etree import ElementTree as ET
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from examples.http_sink import _Handler
 
 from sparkonce.errors import SparkOnceError
 from sparkonce.model import Committable
@@ -51,6 +52,15 @@ def file_world(folder: Path, sink: Callable[[Path], AnySink] = FileSink) -> Sink
         lose=lose,
         away=away,
     )
+
+
+@contextlib.contextmanager
+def http_errors(status: int) -> Iterator[None]:
+    """Let the API of `examples/http_sink.py` answer this to each request of a sink."""
+    with pytest.MonkeyPatch.context() as patch:
+        for verb in ("do_PUT", "do_HEAD"):
+            patch.setattr(_Handler, verb, lambda handler: handler.send_error(status))
+        yield
 
 
 def sqlite_world(

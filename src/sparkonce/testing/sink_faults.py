@@ -89,11 +89,15 @@ class SinkFaults(SinkCase):
             )
         stage.sees()
 
-    def test_unreachable_target(self, stage: Stage, sink: AnySink) -> None:
-        """Prepared branches stay prepared; failures are reported; no outcome is invented."""
-        away, sink = _away(stage, sink)
+    @pytest.mark.parametrize("how", ["away", "proxy"])
+    def test_unreachable_target(self, stage: Stage, sink: AnySink, how: str) -> None:
+        """Prepared branches stay prepared; failures are reported; no outcome is invented.
+
+        A server that ends connections is not enough: it may also answer, with an error.
+        """
+        away, sink = _away(stage, sink, how)
         if away is None:
-            pytest.skip("the world has no away= and no proxy=")
+            pytest.skip(f"the world has no {how}=")
         decided, gone = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
         sink.close()
         late: list[Committable] = []
@@ -120,7 +124,7 @@ class SinkFaults(SinkCase):
         secrets = stage.world.secrets
         if not secrets:
             pytest.skip("the world has no secrets=")
-        away, sink = _away(stage, sink)
+        away, sink = _away(stage, sink, "away" if stage.world.away else "proxy")
         prepared = stage.prepare(sink, BRANCH, A)
         seen = {"repr": repr(sink), "str": str(sink), "target": sink.target, "name": sink.name}
         seen |= {f"committable {n}": str(c.to_json()) for n, c in enumerate(prepared)}
@@ -145,11 +149,11 @@ class SinkFaults(SinkCase):
 Away: TypeAlias = "Callable[[], AbstractContextManager[object]]"
 
 
-def _away(stage: Stage, sink: AnySink) -> tuple[Away | None, AnySink]:
+def _away(stage: Stage, sink: AnySink, how: str) -> tuple[Away | None, AnySink]:
     """A context in which the target is unreachable, if the world has one, and a sink for it."""
     world = stage.world
-    if world.away is not None or world.proxy is None:
-        return world.away, sink
+    if how == "away" or world.proxy is None:
+        return world.away if how == "away" else None, sink
     with world.proxy.in_between():
         return world.proxy.away, stage.sink()
 

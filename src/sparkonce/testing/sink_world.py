@@ -57,8 +57,8 @@ class SinkWorld:
         lose: destroys a prepared branch as an accident would; its commit must report the loss.
         proxy: in front of the sink's server. The tests of the network let it lose and delay
             requests and answers. `sink` must read the proxy's `address` in each call.
-        away: a context in which the target is unreachable, or refuses everything; default: the
-            proxy ends every connection.
+        away: a context in which the target is unreachable, or answers every request with an
+            error. Give it also with a `proxy`, which only ends connections.
         stalled: a context in which the server begins a commit and does not end it, such as under a
             global lock or without its synchronous standby. Reads go on.
         refused: rows that the target must refuse, each by itself: too long, of a wrong kind,
