@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ import pytest
 from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import FileSink, SqliteSink
-from sparkonce.sinks.capabilities import Votes
+from sparkonce.sinks.capabilities import Delivered, Visible, Votes
 from sparkonce.sinks.file import FileHandle
 from sparkonce.sinks.sqlite import Staged, Staging
 from sparkonce.testing import SinkContract
@@ -398,3 +399,59 @@ def test_every_test_of_the_contract_has_a_twin() -> None:
         text = "\n".join(path.read_text() for path in paths if path.exists())
         assert f"def {test}(" in text, f"{file} has no {test}"
         assert re.search(rf"\.{name}\b", text), f"{file} does not run {name}"
+
+
+class TakesAll(FileSink):
+    """Takes the whole folder back."""
+
+    def take_back(self, branches: Sequence[Delivered]) -> None:
+        super().take_back(branches)
+        for path in self._folder.glob("*.parquet"):
+            path.unlink()
+
+
+class TakesWithoutCounting(FileSink):
+    """Removes whatever has the branch's name."""
+
+    def take_back(self, branches: Sequence[Delivered]) -> None:
+        for committable, _ in branches:
+            self._visible_path(committable.branch_id).unlink(missing_ok=True)
+
+
+class FindsWhatTheLogHas(FileSink):
+    """Does not look at the target."""
+
+    def find_delivered(self, branches: Sequence[Delivered]) -> Sequence[Visible]:
+        return [Visible(rows) for _, rows in branches]
+
+
+class ShowsAgain(FileSink):
+    """The staged file stays, so that a late commit finds it."""
+
+    def commit(self, committable: Committable) -> None:
+        visible = self._visible_path(committable.branch_id)
+        kept = visible.with_suffix(".kept")
+        if not kept.exists():
+            super().commit(committable)
+            shutil.copy(visible, kept)
+        shutil.copy(kept, visible)
+
+
+@pytest.mark.parametrize(
+    ("sink", "says"),
+    [
+        (TakesAll, "batch 2 was taken back"),
+        (TakesWithoutCounting, "DID NOT RAISE"),
+        (FindsWhatTheLogHas, "find_delivered finds rows of a branch that was taken back"),
+        (ShowsAgain, "commit of a branch that was taken back was called late"),
+    ],
+)
+def test_too_much_or_too_little_is_taken_back(
+    tmp_path: Path, sink: type[FileSink], says: str
+) -> None:
+    caught(
+        file_world(tmp_path, sink),
+        lambda contract, stage: contract.test_batch_is_taken_back(stage, stage.sink()),
+        pytest.fail.Exception,
+        says=says,
+    )

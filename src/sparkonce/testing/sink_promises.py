@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from sparkonce.errors import CommitUnresolvedError
+from sparkonce.errors import CommitUnresolvedError, TakeBackRefusedError
 from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
-from sparkonce.sinks.capabilities import ForgetsProofs
+from sparkonce.sinks.capabilities import Delivered, ForgetsProofs, TakesBack
 from sparkonce.testing.sink_branches import APART
 from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
-from sparkonce.testing.sink_world import Stage, branch
+from sparkonce.testing.sink_world import Stage, branch, shortened
 
 
 class SinkPromises(SinkCase):
@@ -81,6 +82,37 @@ class SinkPromises(SinkCase):
             "readers get every row that is committed behind an open branch: set "
             "reads_in_order=False, so that more is checked"
         )
+
+    def test_batch_is_taken_back(self, stage: Stage, sink: AnySink) -> None:
+        """Its rows go, and no others; a late commit of a paused driver does not show them again."""
+        if not isinstance(sink, TakesBack):
+            pytest.skip("the sink takes no rows back: it has no take_back")
+        other = APART["query"]["owner"]
+        ids = [branch(1, batch_id=1), branch(2, batch_id=2), branch(3, batch_id=2, owner=other)]
+        prepared = [stage.prepare(sink, branch_id, A) for branch_id in ids]
+        for committables in prepared:
+            stage.commit(sink, committables)
+        taken = [Delivered(c, A.num_rows) for c in prepared[1]]
+        fresh: Any = stage.sink()
+        try:
+            found = fresh.find_delivered(taken)
+        except TakeBackRefusedError as refusal:
+            stage.sees(A, A, A)
+            pytest.skip(f"the sink refuses to take rows back: {shortened(refusal)}")
+        assert sum(visible.rows for visible in found) == A.num_rows, (
+            f"find_delivered returned {found} for a branch of {A.num_rows} rows"
+        )
+        with pytest.raises(TakeBackRefusedError):  # the log knows of one row more than the target
+            fresh.take_back([delivered._replace(rows=A.num_rows + 1) for delivered in taken])
+        stage.sees(A, A, A, why="take_back refused a branch with other rows than the log has; ")
+        for each in (fresh, sink):
+            each.take_back(taken)
+            stage.sees(A, A, why="batch 2 was taken back; ")
+        assert not any(visible.rows for visible in fresh.find_delivered(taken)), (
+            "find_delivered finds rows of a branch that was taken back"
+        )
+        verbs.commit_many(sink, prepared[1])
+        stage.sees(A, A, why="commit of a branch that was taken back was called late; ")
 
     def test_lists_uncommitted_only_is_true(self, stage: Stage, sink: AnySink) -> None:
         """A sweep commits again what such a sink lists of a complete batch."""
