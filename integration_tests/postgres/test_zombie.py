@@ -164,6 +164,21 @@ def test_lock_timeout_names_the_transaction_that_a_driver_left_prepared(
     assert "`sparkonce recover JOB`" in said
 
 
+def test_lock_timeout_names_the_other_sink_of_the_pipeline(prepared: World) -> None:
+    """A start would not help: both sinks write the same keys in every try."""
+    constrained(prepared, ["id"])
+    first, second = (
+        prepared.ready(key=["id"], lock_timeout_s=0.5, name=name) for name in ("first", "second")
+    )
+    first.vote(merge_of(sink="first"), [stage(first, ROWS, task(sink="first"))])
+    staged = stage(second, ROWS, task(sink="second"))
+    with pytest.raises(
+        PrepareRejectedError, match="'first' has prepared of the same batch"
+    ) as said:
+        second.vote(merge_of(sink="second"), [staged])
+    assert "recover" not in str(said.value)
+
+
 def test_lock_timeout_names_no_transaction_of_another_table_or_application(prepared: World) -> None:
     prepared.table(KEYED)
     other = prepared.table(KEYED, "other")
