@@ -70,8 +70,11 @@ class HttpSink(IdempotentSink):
 
     def _ask(self, method: str, branch_id: BranchId, body: bytes | None = None) -> None:
         url = f"{self._url}/batches/{quote(str(branch_id))}"
-        with urlopen(Request(url, body, method=method), timeout=TIMEOUT_S):
-            pass
+        try:
+            urlopen(Request(url, body, method=method), timeout=TIMEOUT_S).close()
+        except HTTPError as error:
+            error.close()  # it holds the connection
+            raise
 
 
 class Api(ThreadingHTTPServer):

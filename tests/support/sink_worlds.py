@@ -57,9 +57,14 @@ def file_world(folder: Path, sink: Callable[[Path], AnySink] = FileSink) -> Sink
 @contextlib.contextmanager
 def http_errors(status: int) -> Iterator[None]:
     """Let the API of `examples/http_sink.py` answer this to each request of a sink."""
+
+    def answer(handler: _Handler) -> None:
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))  # else it is a reset
+        handler._answer(status)
+
     with pytest.MonkeyPatch.context() as patch:
         for verb in ("do_PUT", "do_HEAD"):
-            patch.setattr(_Handler, verb, lambda handler: handler.send_error(status))
+            patch.setattr(_Handler, verb, answer)
         yield
 
 
