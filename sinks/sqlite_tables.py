@@ -19,6 +19,12 @@ from sparkonce.errors import ConfigurationError
 
 BRANCH: Final = "sparkonce_branch"
 _EXACT_DIGITS: Final = 15
+_AFFINITIES: Final = (  # by words in a declared type; the first match counts
+    ("INT", "INTEGER"),
+    ("CHAR|CLOB|TEXT", "TEXT"),
+    ("BLOB|^$", "BLOB"),
+    ("REAL|FLOA|DOUB", "REAL"),
+)
 _MAY_REFUSE = re.compile(
     r"\b(UNIQUE|PRIMARY|CHECK|NOT|REFERENCES|STRICT|TRIGGER)\b"
     r"|\bAS\b|\bWHERE\b|->|\bINDEX\b[^(]*\([^)]*\(",  # expressions, which can fail
@@ -124,17 +130,16 @@ def _changes(kind: pa.DataType, declared: str) -> str | None:
 
     By the rules of SQLite's type affinity (https://www.sqlite.org/datatype3.html).
     """
-    is_real = re.search("REAL|FLOA|DOUB", declared, re.IGNORECASE) is not None
-    if re.search("INT", declared, re.IGNORECASE):
-        is_real = False
-    elif not declared or re.search("CHAR|CLOB|TEXT|BLOB", declared, re.IGNORECASE):
+    affinities = (name for words, name in _AFFINITIES if re.search(words, declared, re.IGNORECASE))
+    affinity = next(affinities, "NUMERIC")
+    if affinity in {"TEXT", "BLOB"}:
         return None
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return "turns text that looks like a number into one"
     if pa.types.is_decimal(kind) and kind.precision > _EXACT_DIGITS:
         return f"keeps {_EXACT_DIGITS} digits of a number"
-    if is_real and (pa.types.is_int64(kind) or pa.types.is_uint64(kind)):
-        return "rounds great numbers"
+    if affinity == "REAL" and (pa.types.is_int64(kind) or pa.types.is_uint64(kind)):
+        return "rounds large numbers"
     return None
 
 

@@ -4,8 +4,8 @@ start     a driver begins, also while others run or are paused      crash   it i
 lose      a sink's server drops a prepared branch                   late    a write has no answer
 straggle  a task that nobody waits for prepares                     land    … and is applied
 rule      an operator rules on a branch of a decided batch, and ends it; or closes a gap
-restore   a copy of the log is used from now on, and drivers of the other one are paused until a
-          driver has entered with the copy: a decision that the copy lacks would be made once more
+restore   starts use a copy of the log from now on. Drivers with the original are paused until one
+          has entered with the copy: a decision that the copy lacks would be made again
 rewind    an operator goes back to a savepoint: `rewinding`
 """
 

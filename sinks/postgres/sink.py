@@ -221,8 +221,9 @@ class PostgresSink(
 
     def check_others(self, others: Sequence[object]) -> None:
         found = [sink._target for sink in others if isinstance(sink, PostgresSink)]  # noqa: SLF001
-        with _asking(self._address, self.where, self._timeouts):
-            self._pool.run(lambda c: check_neighbours(c, self._request, self._target, found))
+        if self._request.dead_letter is not None and found:
+            with _asking(self._address, self.where, self._timeouts):
+                self._pool.run(lambda c: check_neighbours(c, self._request, self._target, found))
 
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(self._pool, self._address, self._request, self._timeouts)
@@ -259,12 +260,11 @@ class PostgresSink(
         return self._merge(branch_id, committables, one_phase=True)
 
     def commit_one_phase(self, committable: Committable, log_write: object) -> None:
-        branch_id = committable.branch_id
+        branch_id, merge = committable.branch_id, Merge.read(committable)
         if not isinstance(log_write, Statement):
             raise ProtocolError(f"{branch_id}: {log_write!r} is not a write of a Postgres log")
         if (held := self._held.take(branch_id)) is None:
             raise CommitUnresolvedError(f"{branch_id} is not open in this process", branch_id)
-        merge = Merge.read(committable)
         MergeCommitter(self._work(branch_id, merge)).commit_with(held, log_write)
         self._sweeper.tidy(merge)
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from examples.http_sink import HttpSink, serve
+from examples.http_sink import HttpSink
 
 from sparkonce.errors import (
     CommitUnresolvedError,
@@ -39,7 +39,7 @@ from sparkonce.sinks.sqlite import Staged, Staging
 from sparkonce.sinks.verbs import abort_each, commit_each
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
 from sparkonce.testing.sink_world import SCHEMA, Stage
-from tests.support.sink_worlds import caught, file_world, http_errors, sqlite_world
+from tests.support.sink_worlds import caught, file_world, http_world, sqlite_world
 
 
 @pytest.mark.parametrize(
@@ -349,20 +349,12 @@ class TrustsSilence(HttpSink):
 
 def test_request_is_lost(tmp_path: Path) -> None:
     """Nobody has the rows, and commit returned."""
-    api = serve()
 
     def cut(contract: SinkContract, stage: Stage) -> None:
         contract.test_network_fails_in_commit(stage, "request lost", is_repeated=False)
 
-    with api, Proxy(api.server_port) as proxy:
-        world = SinkWorld(
-            sink=lambda: TrustsSilence(f"http://{proxy.address}", stage=tmp_path),
-            visible=lambda: [row for rows in api.batches.values() for row in rows],
-            unfinished=lambda: list(tmp_path.glob("*.arrow")),
-            proxy=proxy,
-        )
+    with http_world(tmp_path, TrustsSilence) as world:
         caught(world, cut)
-        api.shutdown()
 
 
 class IgnoresTheStatus(HttpSink):
@@ -375,21 +367,12 @@ class IgnoresTheStatus(HttpSink):
 
 def test_server_answers_with_an_error(tmp_path: Path) -> None:
     """A proxy, which ends connections, does not show it."""
-    api = serve()
 
     def refuse(contract: SinkContract, stage: Stage) -> None:
         contract.test_unreachable_target(stage, stage.sink(), "away")
 
-    with api, Proxy(api.server_port) as proxy:
-        world = SinkWorld(
-            sink=lambda: IgnoresTheStatus(f"http://{proxy.address}", stage=tmp_path),
-            visible=lambda: [row for rows in api.batches.values() for row in rows],
-            unfinished=lambda: list(tmp_path.glob("*.arrow")),
-            proxy=proxy,
-            away=lambda: http_errors(503),
-        )
+    with http_world(tmp_path, IgnoresTheStatus) as world:
         caught(world, refuse, says="commit returned None while the target was unreachable")
-        api.shutdown()
 
 
 SECRET = "s3cr3t"

@@ -22,7 +22,7 @@ from sparkonce.sinks.file import FileHandle
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
 from sparkonce.testing.sink_late import LATE, SinkLate
 from sparkonce.testing.sink_world import Stage
-from tests.support.sink_worlds import caught, file_world
+from tests.support.sink_worlds import caught, file_world, http_world
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,12 +122,5 @@ def test_question_is_older_than_the_act(tmp_path: Path, kind: str) -> None:
     def late(contract: SinkContract, stage: Stage) -> None:
         contract.test_request_of_commit_is_late(stage, kind)  # type: ignore[arg-type]
 
-    with serve() as api, Proxy(api.server_port) as proxy:
-        world = SinkWorld(
-            sink=lambda: AsksBeforeItPuts(f"http://{proxy.address}", stage=tmp_path),
-            visible=lambda: [row for rows in api.batches.values() for row in rows],
-            unfinished=lambda: list(tmp_path.glob("*.arrow")),
-            proxy=proxy,
-        )
+    with http_world(tmp_path, AsksBeforeItPuts) as world:
         caught(world, late, says=f"during a {' '.join(kind.split()[::-1])}")
-        api.shutdown()

@@ -16,13 +16,13 @@ from xml.etree import ElementTree as ET
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from examples.http_sink import _Handler
+from examples.http_sink import HttpSink, _Handler, serve
 
 from sparkonce.errors import SparkOnceError
 from sparkonce.model import Committable
 from sparkonce.sinks import FileSink, SqliteSink
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing import SinkContract, SinkWorld
+from sparkonce.testing import Proxy, SinkContract, SinkWorld
 from sparkonce.testing.sink_world import Stage
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +66,20 @@ def http_errors(status: int) -> Iterator[None]:
         for verb in ("do_PUT", "do_HEAD"):
             patch.setattr(_Handler, verb, answer)
         yield
+
+
+@contextlib.contextmanager
+def http_world(folder: Path, sink: type[HttpSink]) -> Iterator[SinkWorld]:
+    """The API of `examples/http_sink.py` behind a proxy, with the stage in the folder."""
+    with serve() as api, Proxy(api.server_port) as proxy:
+        yield SinkWorld(
+            sink=lambda: sink(f"http://{proxy.address}", stage=folder),
+            visible=lambda: [row for rows in api.batches.values() for row in rows],
+            unfinished=lambda: list(folder.glob("*.arrow")),
+            proxy=proxy,
+            away=lambda: http_errors(503),
+        )
+        api.shutdown()
 
 
 def sqlite_world(

@@ -35,6 +35,10 @@ _SPLITS: Final = "statement pooling mode"
 """In PgBouncer's text where it would split a transaction; its SQLSTATE, 08P01, has many causes."""
 
 
+_OF_SUCH_ROWS: Final = (
+    "filter or correct such rows in the query, and start it again; or let dead_letter= collect them"
+)
+
 _BY_KIND: Final[Mapping[type[psycopg.Error], str]] = {
     pg.ReadOnlySqlTransaction: (
         "the server is a standby, or default_transaction_read_only is on, as while a database "
@@ -42,14 +46,10 @@ _BY_KIND: Final[Mapping[type[psycopg.Error], str]] = {
     ),
     pg.DiskFull: "make room on the server's disk; nothing of this batch is kept there",
     pg.ForeignKeyViolation: (
-        "filter or correct such rows in the query, and start it again; or let dead_letter= "
-        "collect them. If the other table is another sink's of this pipeline, neither sees the "
-        "other's rows before the decision: give each its own pipeline, or drop the foreign key"
+        f"{_OF_SUCH_ROWS}. If another sink of this pipeline writes the other table, neither sees "
+        "the other's rows before the decision: give each its own pipeline, or drop the foreign key"
     ),
-    psycopg.IntegrityError: (
-        "filter or correct such rows in the query, and start it again; or let dead_letter= "
-        "collect them"
-    ),
+    psycopg.IntegrityError: _OF_SUCH_ROWS,
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sparkonce.model import BranchId, Owner
+from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.server.connections import Pool
 from sparkonce.sinks.postgres.server.sql import Timeouts
 
@@ -35,15 +35,14 @@ def blocked_by(pool: Pool, table: str, waiting: BranchId, timeouts: Timeouts) ->
     others = [branch_id for branch_id in found if branch_id is not None and branch_id != waiting]
     if not others:
         return None
-    twins = [b for b in others if (b.owner, b.token, b.batch_id) == _batch(waiting)]
-    if sink := next(
-        (branch_id.sink for branch_id in twins if branch_id.sink != waiting.sink), None
-    ):
+    mine = (waiting.owner, waiting.token, waiting.batch_id)
+    same_batch = [b.sink for b in others if (b.owner, b.token, b.batch_id) == mine]
+    if sinks := [name for name in same_batch if name != waiting.sink]:
         return (
             f"lock_timeout_s={timeouts.lock:g}: locks on the table are held by what this "
-            f"pipeline's sink {sink!r} has prepared of the same batch, and it would be so again. "
-            "Let one sink write the rows of a table, and drop foreign keys between the tables of "
-            "two sinks, or give each its own pipeline"
+            f"pipeline's sink {sinks[0]!r} has prepared of the same batch, and a new start would "
+            "meet them again. Write each table through one sink only; if a foreign key joins the "
+            "tables of two sinks, drop it, or give each table its own pipeline"
         )
     shown = "; ".join(
         f"the prepared transaction {branch_id} of {_driver(branch_id, waiting)}"
@@ -54,10 +53,6 @@ def blocked_by(pool: Pool, table: str, waiting: BranchId, timeouts: Timeouts) ->
         "pipeline may end it (`sparkonce recover JOB`, or its next start); ending it manually "
         "would lose or duplicate its rows"
     )
-
-
-def _batch(branch_id: BranchId) -> tuple[Owner, int | None, int | None]:
-    return branch_id.owner, branch_id.token, branch_id.batch_id
 
 
 def _driver(branch_id: BranchId, waiting: BranchId) -> str:

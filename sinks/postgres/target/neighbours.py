@@ -33,15 +33,13 @@ def check_neighbours(
     target: Target | None,
     others: Iterable[Target | None],
 ) -> None:
-    """Refuse `dead_letter=` next to a sink whose table is joined by a foreign key.
+    """Refuse `dead_letter=` if a foreign key joins the table with another sink's.
 
     Raises:
         ConfigurationError: it is.
     """
-    if target is None or target.dead_letter is None:
-        return
     for other in others:
-        if other is None or (other.system, other.database) != (target.system, target.database):
+        if target is None or other is None or other.place != target.place:
             continue
         tables = {"one": target.shown, "other": other.shown}
         row = connection.execute(_FOREIGN_KEY, tables).fetchone()

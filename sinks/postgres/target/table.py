@@ -96,6 +96,11 @@ class Target:
     dead_letter: tuple[str, str] | None = None
 
     @property
+    def place(self) -> tuple[str, str]:
+        """The server and the database."""
+        return self.system, self.database
+
+    @property
     def can_prepare(self) -> bool:
         return self.why_open is None
 
