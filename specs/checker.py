@@ -105,7 +105,7 @@ def _expand(
     for name, after in steps(m, state):
         found.steps += 1
         is_same = after.branches is state.branches and after.logs is state.logs
-        if not is_same or after.committed != state.committed or after.by_hand is not state.by_hand:
+        if not is_same or after.commits != state.commits or after.by_hand is not state.by_hand:
             problems = [p for p in broken(m, state, name, after) if p.startswith(expect)]
             if problems and expect != "I8":
                 return problems[0], name
@@ -210,7 +210,8 @@ def _forget(s: State) -> State:
                 kept.add((branch, how))
         else:
             token = branch.token if branch.token in tokens else 0
-            kept.add((Branch(NOBODY, branch.sink, token), how))
+            stray = Branch(NOBODY, branch.sink, token, pipeline=branch.pipeline)
+            kept.add((stray, how))
     branches = s.branches if kept == s.branches else frozenset(kept)
     if branches is s.branches and not any(me.named for me in s.drivers):
         return s
@@ -286,7 +287,7 @@ class _Ranks:
 
     def of_branch(self, b: Branch) -> Branch:
         if b in self.old:
-            return Branch(b.batch, b.sink, 0)
+            return b._replace(token=0, attempt=0)
         return b._replace(token=self.rank[b.token])
 
     def of_record(self, r: Record) -> Record:

@@ -50,6 +50,8 @@ MODELS: Final[Mapping[str, Model]] = {
     ),
     "rewinds": Model(policies=IMMEDIATE, batches=2, sinks=1, faults=(("rewind", 1),)),
     "rewinds, after_checkpoint": Model(policies=AFTER, batches=2, sinks=1, faults=(("rewind", 1),)),
+    "forks": Model(policies=IMMEDIATE, batches=2, sinks=1, forks=True),
+    "forks, after_checkpoint": Model(policies=AFTER, batches=2, sinks=1, forks=True),
 }
 """Two drivers each, and two sinks, or one where a check would take half an hour. The whole protocol
 has three batches; a kind of fault has as many as it can reach beyond: one, since nothing but the
@@ -129,9 +131,23 @@ PROBES: Final[Mapping[str, Mapping[str, Probe]]] = {
         "the log changes while a rewind looks at the sinks": lambda s: (
             s.rewind is not None and s.rewind.at == "stale"
         ),
-        "a rewind has nothing to take back": lambda s: s.query == 1 and s.before == s.committed,
+        "a rewind has nothing to take back": lambda s: s.query == 1 and s.commits[0] == s.committed,
         "a batch is there again after a rewind": lambda s: (
             s.query == 1 and s.committed == 1 and s.rewind is None
+        ),
+    },
+    "forks": {
+        "the pipeline and its fork commit the same batch": lambda s: (
+            {me.query for me in s.drivers if me.at == "commit"} == {0, 1}
+        ),
+        "the fork sweeps while the pipeline has a decision": lambda s: any(
+            me.at == "sweep" and me.query == 1 and s.logs[0].unfinished() for me in s.drivers
+        ),
+        "the pipeline sweeps while its fork has a decision": lambda s: any(
+            me.at == "sweep" and me.query == 0 and s.logs[1].unfinished() for me in s.drivers
+        ),
+        "all batches of both are complete": lambda s: (
+            s.is_forked and all(r and r.state == COMPLETE for log in s.logs for r in log.records)
         ),
     },
     "copies": {
@@ -191,6 +207,7 @@ REVERTS: Final[Mapping[str, Revert]] = {
     "a sweep spares the prepared": Revert("I7", _AFTER),
     "a sweep spares the decided": Revert("I1", _NOW),
     "a sweep spares the younger": Revert("I6", _NOW),
+    "a sweep spares other pipelines": Revert("I1", MODELS["forks"]),
     "a rewind checks what it saw": Revert("I2", _REWINDS),
     "a rewind takes a token": Revert("I4", _REWINDS),
     "a start waits for the rewind": Revert("I4", _REWINDS),

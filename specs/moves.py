@@ -14,22 +14,24 @@ def refusals(s: State, me: Driver) -> Iterator[str]:
         yield "a late start is refused"
     if me.batch > log.next_batch():
         yield "a gap is refused"
-    if me.query != s.query:
+    if me.query < s.query:
         yield "a query that was replaced is refused"
     if s.rewind is not None and s.rewind.at == "taking":
         yield "a start waits for the rewind"
 
 
 def orphans(m: Model, s: State, d: int, sink: int) -> list[Branch]:
-    """What the driver aborts in the sink: prepared, with no younger token, and not named."""
+    """What the driver aborts in the sink: prepared, its own, with no younger token, not named."""
     me = s.drivers[d]
     oldest = me.token if me.way == "fenced" else 0
     newest = me.token if m.has("a sweep spares the younger") else 10**6
+    spares_others, own = m.has("a sweep spares other pipelines"), s.pipeline_of(me)
     return [
         branch
         for branch, how in s.branches
         if how == PREPARED
         and branch.sink == sink
+        and (branch.pipeline == own or not spares_others)
         and oldest <= branch.token <= newest
         and branch not in me.named
     ]

@@ -80,10 +80,10 @@ def stability(m: Model, s: State, step: str, t: State) -> str | None:
 
 
 def at_most_once(m: Model, s: State, step: str, t: State) -> str | None:
-    """I4: the rows of a batch are visible once in each sink, also after a rewind."""
-    shown = [(b.batch, b.sink) for b, how in t.branches if how in {VISIBLE, TWICE}]
-    shown += [(b.batch, b.sink) for b, how in t.branches if how == TWICE]
-    shown += sorted(t.by_hand)
+    """I4: a pipeline's rows of a batch are visible once in each sink, also after a rewind."""
+    shown = [(b.batch, b.sink, b.pipeline) for b, how in t.branches if how in {VISIBLE, TWICE}]
+    shown += [(b.batch, b.sink, b.pipeline) for b, how in t.branches if how == TWICE]
+    shown += [(batch, sink, 0) for batch, sink in sorted(t.by_hand)]
     doubled = next((place for place in shown if shown.count(place) > 1), None)
     return doubled and f"batch {doubled[0]} is visible twice in sink {doubled[1]}"
 
@@ -94,19 +94,21 @@ def at_least_once(m: Model, s: State, step: str, t: State) -> str | None:
     The Spark of a driver that was replaced may commit the batch that was abandoned: its next start
     is refused until an operator has closed that gap.
     """
-    if t.committed > s.committed:
+    for now, before in zip(t.commits[s.query :], s.commits[s.query :], strict=False):
+        if now <= before:
+            continue
         me = s.drivers[int(step[1])]
         log = s.logs[me.log]
-        record = log.records[t.committed]
+        record = log.records[now]
         state = None if record is None else record.state
         unsafe = {None} if log.token != me.token else {None, ABANDONED}
         unsafe |= set() if log.token != me.token or me.waits else set(UNFINISHED)
         if state in unsafe:
-            return f"Spark commits batch {t.committed}, which is {state}"
+            return f"Spark commits batch {now}, which is {state}"
     for record in _changed(s, t):
         was = _old(s, t, record)
         is_decided = was is not None and was.state == PREPARED and record.state == DECIDED
-        if is_decided and t.committed < record.batch:
+        if is_decided and t.commits[t.query + record.pipeline] < record.batch:
             return f"{record} was prepared, and is decided before Spark commits it"
         if (other := _undecided_before(t, record)) is not None:
             return f"{record} follows {other}"
@@ -138,7 +140,7 @@ def fencing(m: Model, s: State, step: str, t: State) -> str | None:
             return f"{step}, with token {me.token}, writes to a log with token {before.token}"
         if after.token != before.token and max(me.seen, me.first) < before.since:
             return f"{step}, and fences a run that began after it looked"
-        if after.token != before.token and me.query != s.query:
+        if after.token != before.token and me.query < s.query:
             return f"{step}, and a rewind has replaced its query"
     ruled = {name for r in records(s) for name in r.names if name.sink in r.ruled}
     for branch, how in t.branches - s.branches:
@@ -165,14 +167,19 @@ def continuity(m: Model, s: State, step: str, t: State) -> str | None:
 def no_leaks(m: Model, t: State) -> bool:
     """I8 and the liveness of decisions: everything is delivered, and nothing is left."""
     return (
-        t.committed == m.batches - 1
+        all(is_delivered(m, t, *place) for place in t.pipelines)
         and all(me.at == "off" for me in t.drivers)
         and t.ruling is None
         and t.flight is None
         and t.rewind is None
-        and all(r is not None and r.state == COMPLETE for r in t.logs[-1].records)
-        and not any(how == PREPARED for _, how in t.branches)
     )
+
+
+def is_delivered(m: Model, t: State, query: int, log: int) -> bool:
+    """Whether every batch of the pipeline is complete, and no branch of it is left."""
+    left = [b for b, how in t.branches if how == PREPARED and t.query + b.pipeline == query]
+    complete = all(r is not None and r.state == COMPLETE for r in t.logs[log].records)
+    return t.commits[query] == m.batches - 1 and complete and not left
 
 
 INVARIANTS: Final[Mapping[str, Check]] = {

@@ -164,7 +164,7 @@ def prepare(m: Model, s: State, d: int) -> Steps:
     for sink in m.next_of(me.todo):
         left = me.todo - {sink}
         at = "prepare" if left and m.has("every sink is prepared") else "check"
-        new = Branch(me.batch, sink, me.token, me.attempts)
+        new = Branch(me.batch, sink, me.token, me.attempts, s.pipeline_of(me))
         after = s.move(d, at=at, made=tuple(sorted((*me.made, new))), todo=left)
         yield f"prepare {sink}", after.put(new, PREPARED)
         if m.any_share and not me.lost:
@@ -365,8 +365,7 @@ def spark_commits(m: Model, s: State, d: int) -> Steps:
     if s.committed_for(me) != me.batch - 1:
         yield "Spark refuses", s.stop(d)
         return
-    is_old = me.query != s.query
-    after = s._replace(before=me.batch) if is_old else s._replace(committed=me.batch)
+    after = s.with_commit(me.query, me.batch)
     if me.record is not None:
         yield "Spark commits", after.move(d, at="fate", way="pending")
         if not m.has("one undecided batch") and me.batch + 1 < m.batches:

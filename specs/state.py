@@ -1,7 +1,7 @@
 """The state of the model: everything that outlives a step, as frozen values.
 
-    logs[c].records[n]   the record of batch n          committed   the highest batch that Spark's
-    branches             (branch, how it is) pairs                  commit log has
+    logs[c].records[n]   the record of batch n          commits[q]  the highest batch in the commit
+    branches             (branch, how it is) pairs                  log of query q's checkpoint
     ruling               the batch and sink of a branch that an operator ends next
     drivers[d]           where each driver is           flight      a write on its way to a log
 
@@ -18,6 +18,8 @@ PREPARED, DECIDED, COMPLETE, ABANDONED = "prepared", "decided", "complete", "aba
 VISIBLE, ABORTED, LOST, TWICE, TAKEN = "visible", "aborted", "lost", "twice", "taken back"
 UNFINISHED = (PREPARED, DECIDED)
 NOBODY = -1
+SAVEPOINT = 0
+"""The batch of a savepoint."""
 
 
 class Branch(NamedTuple):
@@ -25,6 +27,7 @@ class Branch(NamedTuple):
     sink: int
     token: int
     attempt: int = 0
+    pipeline: int = 0
 
 
 class Record(NamedTuple):
@@ -39,6 +42,10 @@ class Record(NamedTuple):
 
     def branch(self, sink: int) -> Branch | None:
         return next((name for name in self.names if name.sink == sink), None)
+
+    @property
+    def pipeline(self) -> int:
+        return max((name.pipeline for name in self.names), default=0)
 
 
 class Log(NamedTuple):
@@ -116,12 +123,13 @@ class Rewind(NamedTuple):
 class State(NamedTuple):
     """Where all of it is now.
 
-    `entry` is the last one in the checkpoint: its number, its driver's log and run. `before` is
-    what the commit log of the checkpoint has that a rewind has replaced.
+    `query` is that of the pipeline, and the one before it is what a rewind has replaced; the one
+    after it is a fork's. `entry` is the last one in the checkpoint: its number, its driver's log
+    and run.
     """
 
     logs: tuple[Log, ...]
-    committed: int
+    commits: tuple[int, ...]
     branches: frozenset[tuple[Branch, str]]
     drivers: tuple[Driver, ...]
     flight: Flight | None = None
@@ -131,15 +139,32 @@ class State(NamedTuple):
     faults: tuple[tuple[str, int], ...] = ()
     rewind: Rewind | None = None
     query: int = 0
-    before: int = NOBODY
+
+    @property
+    def committed(self) -> int:
+        return self.commits[self.query]
+
+    @property
+    def pipelines(self) -> list[tuple[int, int]]:
+        """The query and the log of the pipeline, and those of its fork."""
+        if self.is_forked:
+            return [(self.query, 0), (self.query + 1, 1)]
+        return [(self.query, len(self.logs) - 1)]
+
+    @property
+    def is_forked(self) -> bool:
+        return len(self.commits) > self.query + 1
+
+    def pipeline_of(self, me: Driver) -> int:
+        return int(me.query > self.query)
 
     def committed_for(self, me: Driver) -> int:
         """The highest batch in the commit log of the driver's checkpoint."""
-        return self.committed if me.query == self.query else self.before
+        return self.commits[me.query]
 
     def is_paused(self, me: Driver) -> bool:
         """Whether the driver's log is no longer the newest, with which nobody has entered yet."""
-        return self.entry[1] == me.log < len(self.logs) - 1
+        return not self.is_forked and self.entry[1] == me.log < len(self.logs) - 1
 
     def how(self, branch: Branch) -> str | None:
         return next((how for known, how in self.branches if known == branch), None)
@@ -180,6 +205,11 @@ class State(NamedTuple):
             return s
         return s._replace(rewind=s.rewind._replace(at="stale"))
 
+    def with_commit(self, query: int, batch: int) -> State:
+        commits = list(self.commits)
+        commits[query] = batch
+        return self._replace(commits=tuple(commits))
+
     def left(self, fault: str) -> int:
         return dict(self.faults).get(fault, 0)
 
@@ -195,7 +225,9 @@ class Model:
     `faults` are how often each fault may happen; crashes and pauses are not bounded. `policies`
     are those that a driver may have: False for immediate, True for after_checkpoint. With
     `any_share`, a sink may get no rows of a batch, and steps come in any order. With `copies`,
-    drivers enter the checkpoint; without, the log's token says as much.
+    drivers enter the checkpoint; without, the log's token says as much. With `forks`, there is a
+    second pipeline from the beginning, which was forked after the first batch: that changes nothing
+    of the first one.
     """
 
     drivers: int = 2
@@ -206,6 +238,7 @@ class Model:
     without: frozenset[str] = frozenset()
     any_share: bool = False
     copies: bool = False
+    forks: bool = False
 
     def has(self, guard: str) -> bool:
         """Whether the guard is in force; the names are those of `models.REVERTS`."""
@@ -220,8 +253,12 @@ class Model:
         return sinks if self.any_share else (min(sinks),)
 
     def first(self) -> State:
-        log = Log(0, (None,) * self.batches)
-        return State((log,), NOBODY, frozenset(), (Driver(),) * self.drivers, faults=self.faults)
+        drivers = (Driver(),) * self.drivers
+        log, done = Log(0, (None,) * self.batches), Record(SAVEPOINT, COMPLETE, 0, ())
+        if not self.forks:
+            return State((log,), (NOBODY,), frozenset(), drivers, faults=self.faults)
+        forked = log.with_record(done)
+        return State((forked, forked), (SAVEPOINT, SAVEPOINT), frozenset(), drivers)
 
 
 Steps = Iterable[tuple[str, State]]

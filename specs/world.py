@@ -6,16 +6,18 @@ straggle  a task that nobody waits for prepares                     land    … 
 rule      an operator rules on a branch of a decided batch, and ends it; or closes a gap
 restore   starts use a copy of the log from now on. Drivers with the original are paused until one
           has entered with the copy: a decision that the copy lacks would be made again
-rewind    an operator goes back to a savepoint: `rewinding`
+rewind    an operator goes back to a savepoint: `savepoints`
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 
+from specs.properties import is_delivered
 from specs.protocol import DRIVER, fail
-from specs.rewinding import rewind
 from specs.rules import write_abandoned, write_first
+from specs.savepoints import rewind
 from specs.state import (
     ABANDONED,
     ABORTED,
@@ -38,7 +40,7 @@ def steps(m: Model, s: State) -> Steps:
     """Every step that is possible, each with its name and the state after it."""
     for d, me in enumerate(s.drivers):
         if me.at == "off":
-            yield from named(d, start(m, s, d))
+            yield from named(d, start(m, s, d, s.pipelines))
             continue
         if s.is_paused(me):
             continue
@@ -55,6 +57,8 @@ def steps(m: Model, s: State) -> Steps:
 def quiet_steps(m: Model, s: State) -> Steps:
     """The steps when faults have stopped: running drivers go on, and the last one is restarted.
 
+    With a fork, the one that is restarted has something to deliver.
+
     A step that only a fault takes has a name that ends so. An operator rules where a loss has
     stopped the pipeline, and closes a gap that a start has refused.
     """
@@ -70,7 +74,8 @@ def quiet_steps(m: Model, s: State) -> Steps:
         elif gap := list(close_gap(s)):
             yield from gap
         else:
-            yield from _without_faults(named(0, start(m, s, 0)))
+            open_ = [place for place in s.pipelines if not is_delivered(m, s, *place)]
+            yield from _without_faults(named(0, start(m, s, 0, open_[:1])))
     for d, me in enumerate(s.drivers):
         if me.at != "off" and s.is_paused(me):
             yield f"d{d} never wakes", s.stop(d)
@@ -90,15 +95,15 @@ def named(d: int, found: Steps) -> Iterator[tuple[str, State]]:
     return ((f"d{d} {name}", after) for name, after in found)
 
 
-def start(m: Model, s: State, d: int) -> Steps:
+def start(m: Model, s: State, d: int, pipelines: Iterable[tuple[int, int]]) -> Steps:
     """Spark plans the batch after the last one that it has committed."""
-    for waits in m.policies:
+    for waits, (query, log) in product(m.policies, pipelines):
         policy = "after_checkpoint" if waits else "immediate"
-        log = len(s.logs) - 1
-        begun = s.move(d, at="look", waits=waits, batch=s.committed + 1, log=log, query=s.query)
-        yield f"starts, {policy}", begun
+        batch = s.commits[query] + 1
+        begun = s.move(d, at="look", waits=waits, batch=batch, log=log, query=query)
+        yield f"starts{', the fork' * (query > s.query)}, {policy}", begun
         if s.query:
-            old = begun.move(d, batch=s.before + 1, query=0)
+            old = begun.move(d, batch=s.commits[0] + 1, query=0)
             yield f"starts, {policy}, with the old checkpoint", old
 
 
@@ -214,12 +219,14 @@ def close_gap(s: State) -> Steps:
 
     Drivers that were replaced may be paused meanwhile; `faults` bound how often.
     """
-    record = s.logs[-1].records[s.committed] if s.committed >= 0 else None
-    is_gap = record is not None and record.state == ABANDONED
     is_alone = all(me.at == "off" for me in s.drivers)
-    if is_gap and (is_alone or s.left("gap")):
-        after = s if is_alone else s.spend("gap")
-        yield "the operator closes the gap", after._replace(committed=s.committed - 1)
+    for query, log in s.pipelines:
+        last = s.commits[query]
+        record = s.logs[log].records[last] if last >= 0 else None
+        is_gap = record is not None and record.state == ABANDONED
+        if is_gap and (is_alone or s.left("gap")):
+            after = s if is_alone else s.spend("gap")
+            yield "the operator closes the gap", after.with_commit(query, last - 1)
 
 
 def _naming(s: State, branch: Branch) -> list[Record]:

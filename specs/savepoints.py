@@ -11,10 +11,7 @@ again, and goes on from the head. Any write of the log after the look makes it s
 
 from __future__ import annotations
 
-from specs.state import COMPLETE, TAKEN, VISIBLE, Branch, Model, Rewind, State, Steps
-
-SAVEPOINT = 0
-"""The savepoint's batch."""
+from specs.state import COMPLETE, SAVEPOINT, TAKEN, VISIBLE, Branch, Model, Rewind, State, Steps
 
 
 def rewind(m: Model, s: State) -> Steps:
@@ -50,11 +47,10 @@ def _later(s: State) -> frozenset[Branch] | None:
 
 def _replaced(m: Model, s: State, going: Rewind) -> State:
     """One conditional write of the head, which is the point of no return."""
-    before = s.committed
     if m.has("a rewind takes a token"):
         s = s.take_token(0, 0)
     log = s.logs[0]
     later = (None,) * (len(log.records) - 1)
     s = s.with_log(0, log._replace(records=(log.records[SAVEPOINT], *later))).spend("rewind")
     taking = Rewind("taking", going.todo)
-    return s._replace(query=s.query + 1, before=before, committed=SAVEPOINT, rewind=taking)
+    return s._replace(query=s.query + 1, commits=(*s.commits, SAVEPOINT), rewind=taking)
