@@ -21,7 +21,7 @@ def refusals(s: State, me: Driver) -> Iterator[str]:
 
 
 def orphans(m: Model, s: State, d: int, sink: int) -> list[Branch]:
-    """What the driver aborts in the sink: prepared, its own, with no younger token, not named."""
+    """What the driver aborts in the sink: its pipeline's, prepared, not younger, and not named."""
     me = s.drivers[d]
     oldest = me.token if me.way == "fenced" else 0
     newest = me.token if m.has("a sweep spares the younger") else 10**6

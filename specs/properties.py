@@ -167,7 +167,7 @@ def continuity(m: Model, s: State, step: str, t: State) -> str | None:
 def no_leaks(m: Model, t: State) -> bool:
     """I8 and the liveness of decisions: everything is delivered, and nothing is left."""
     return (
-        all(is_delivered(m, t, *place) for place in t.pipelines)
+        all(is_delivered(m, t, *each) for each in t.pipelines)
         and all(me.at == "off" for me in t.drivers)
         and t.ruling is None
         and t.flight is None

@@ -123,9 +123,9 @@ class Rewind(NamedTuple):
 class State(NamedTuple):
     """Where all of it is now.
 
-    `query` is that of the pipeline, and the one before it is what a rewind has replaced; the one
-    after it is a fork's. `entry` is the last one in the checkpoint: its number, its driver's log
-    and run.
+    `query` is the pipeline's. The number before it is the query that a rewind has replaced; the
+    one after it is the fork's. `entry` is the last one in the checkpoint: its number, its driver's
+    log and run.
     """
 
     logs: tuple[Log, ...]
@@ -156,6 +156,7 @@ class State(NamedTuple):
         return len(self.commits) > self.query + 1
 
     def pipeline_of(self, me: Driver) -> int:
+        """0, or 1 for the fork."""
         return int(me.query > self.query)
 
     def committed_for(self, me: Driver) -> int:
@@ -164,7 +165,7 @@ class State(NamedTuple):
 
     def is_paused(self, me: Driver) -> bool:
         """Whether the driver's log is no longer the newest, with which nobody has entered yet."""
-        return not self.is_forked and self.entry[1] == me.log < len(self.logs) - 1
+        return self.entry[1] == me.log and all(me.log != log for _, log in self.pipelines)
 
     def how(self, branch: Branch) -> str | None:
         return next((how for known, how in self.branches if known == branch), None)
@@ -225,9 +226,8 @@ class Model:
     `faults` are how often each fault may happen; crashes and pauses are not bounded. `policies`
     are those that a driver may have: False for immediate, True for after_checkpoint. With
     `any_share`, a sink may get no rows of a batch, and steps come in any order. With `copies`,
-    drivers enter the checkpoint; without, the log's token says as much. With `forks`, there is a
-    second pipeline from the beginning, which was forked after the first batch: that changes nothing
-    of the first one.
+    drivers enter the checkpoint; without, the log's token says as much. With `forks`, all begins
+    after the first batch, with a fork of the pipeline: to make one changes nothing of the first.
     """
 
     drivers: int = 2
@@ -253,12 +253,12 @@ class Model:
         return sinks if self.any_share else (min(sinks),)
 
     def first(self) -> State:
+        logs, commits = [Log(0, (None,) * self.batches)], [NOBODY]
+        if self.forks:
+            logs = [logs[0].with_record(Record(SAVEPOINT, COMPLETE, 0, ()))] * 2
+            commits = [SAVEPOINT] * 2
         drivers = (Driver(),) * self.drivers
-        log, done = Log(0, (None,) * self.batches), Record(SAVEPOINT, COMPLETE, 0, ())
-        if not self.forks:
-            return State((log,), (NOBODY,), frozenset(), drivers, faults=self.faults)
-        forked = log.with_record(done)
-        return State((forked, forked), (SAVEPOINT, SAVEPOINT), frozenset(), drivers)
+        return State(tuple(logs), tuple(commits), frozenset(), drivers, faults=self.faults)
 
 
 Steps = Iterable[tuple[str, State]]

@@ -6,7 +6,7 @@ straggle  a task that nobody waits for prepares                     land    … 
 rule      an operator rules on a branch of a decided batch, and ends it; or closes a gap
 restore   starts use a copy of the log from now on. Drivers with the original are paused until one
           has entered with the copy: a decision that the copy lacks would be made again
-rewind    an operator goes back to a savepoint: `savepoints`
+rewind    an operator goes back to a savepoint: `rewinding`
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import product
 
 from specs.properties import is_delivered
 from specs.protocol import DRIVER, fail
+from specs.rewinding import rewind
 from specs.rules import write_abandoned, write_first
-from specs.savepoints import rewind
 from specs.state import (
     ABANDONED,
     ABORTED,
@@ -57,7 +57,7 @@ def steps(m: Model, s: State) -> Steps:
 def quiet_steps(m: Model, s: State) -> Steps:
     """The steps when faults have stopped: running drivers go on, and the last one is restarted.
 
-    With a fork, the one that is restarted has something to deliver.
+    With a fork, what is restarted is a pipeline that has something to deliver.
 
     A step that only a fault takes has a name that ends so. An operator rules where a loss has
     stopped the pipeline, and closes a gap that a start has refused.
@@ -74,8 +74,8 @@ def quiet_steps(m: Model, s: State) -> Steps:
         elif gap := list(close_gap(s)):
             yield from gap
         else:
-            open_ = [place for place in s.pipelines if not is_delivered(m, s, *place)]
-            yield from _without_faults(named(0, start(m, s, 0, open_[:1])))
+            waiting = [each for each in s.pipelines if not is_delivered(m, s, *each)]
+            yield from _without_faults(named(0, start(m, s, 0, waiting[:1])))
     for d, me in enumerate(s.drivers):
         if me.at != "off" and s.is_paused(me):
             yield f"d{d} never wakes", s.stop(d)
