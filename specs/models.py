@@ -53,9 +53,9 @@ MODELS: Final[Mapping[str, Model]] = {
     "forks": Model(policies=IMMEDIATE, batches=2, sinks=1, forks=True),
     "forks, after_checkpoint": Model(policies=AFTER, drivers=1, batches=2, sinks=1, forks=True),
 }
-"""Two drivers each, and two sinks; one where a check would take half an hour. The whole protocol
-has three batches; a kind of fault has as many as it can reach beyond: one, since nothing but the
-log carries over from batch to batch."""
+"""Two drivers and two sinks, or one where a check would take half an hour. The whole protocol has
+three batches; a kind of fault has as many as it can reach beyond: one, since nothing but the log
+carries over from batch to batch."""
 
 
 def _any_record(s: State, state: str) -> bool:
