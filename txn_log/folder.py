@@ -87,7 +87,7 @@ class FolderPlace:
                 f"{self.address} became unreachable during a write; read the log again"
             ) from error
         reach("log.after", request="create")
-        if numbers[-1] != number:
+        if numbers[-1:] != [number]:  # also if the listing does not show our file yet
             raise DecisionUnknownError(
                 f"{self.address}: others wrote at the same time; read the log again"
             )

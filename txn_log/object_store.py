@@ -9,15 +9,23 @@ race at the start finds such servers.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from sparkonce.clients.s3 import check_bucket, code_of, said, status_of
+from sparkonce.clients.s3 import check_bucket, is_of_server, said, status_of
 from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
-from sparkonce.storage.s3 import NOT_IMPLEMENTED, NOT_MET, S3_ERRORS, THROTTLED, S3Folder, Server
+from sparkonce.storage.s3 import (
+    NOT_IMPLEMENTED,
+    S3_ERRORS,
+    THROTTLED,
+    S3Folder,
+    Server,
+    is_not_met,
+)
 from sparkonce.txn_log.place import Found, Version
 from sparkonce.txn_log.races import racing
 
@@ -31,6 +39,7 @@ _RACERS = 12
 _RACES = 12
 _RACING_BYTES = 1 << 16
 _NEW: Final = {"IfNoneMatch": "*"}
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class ObjectPlace:
@@ -87,13 +96,16 @@ class ObjectPlace:
         """Check that of several writers that meet one condition at once, at most one succeeds.
 
         Raises:
-            ConfigurationError: the server ignores conditions, or several racers meet one.
+            ConfigurationError: the server ignores conditions, several racers meet one, or what
+                was written is not listed.
             LogUnavailableError: the server did not respond to every request; nothing of the log
                 was written.
         """
-        name = f"probe-{secrets.token_hex(8)}"
+        folder = f"probe-{secrets.token_hex(8)}"
+        name = f"{folder}/probe"
         try:
             self._check_conditions(name)
+            self._check_listing(folder, name)
             self._check_races(name)
         except DecisionUnknownError as error:  # it was a probe, so nothing is in doubt
             self._forget(name)
@@ -121,6 +133,10 @@ class ObjectPlace:
         if isinstance(second, str) or isinstance(third, str):
             raise self._refusal("it ignores the condition of a conditional PUT")
 
+    def _check_listing(self, folder: str, name: str) -> None:
+        if name not in self._folder.names(folder):
+            raise self._refusal("it does not list an object that it has")
+
     def _put_patiently(self, name: str, text: str, condition: Mapping[str, str]) -> str | Exception:
         """The new entity tag, or the error that reports that the condition is not met.
 
@@ -130,9 +146,9 @@ class ObjectPlace:
             try:
                 return self._folder.send(name, text, condition)
             except S3_ERRORS as error:
-                status = status_of(error)
-                if status in NOT_MET and code_of(error) != "NoSuchBucket":
+                if is_not_met(error):
                     return error
+                status = status_of(error) if is_of_server(error) else None
                 if status == NOT_IMPLEMENTED:
                     why = f"it has no conditional PUT ({said(error)})"
                     raise self._refusal(why) from None
@@ -179,7 +195,7 @@ class ObjectPlace:
 
 def _folder_at(url: str) -> S3Folder:
     parts = urlsplit(url)
-    settings = dict(parse_qsl(parts.query))
+    settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = sorted(settings.keys() - set(_SETTINGS))
     if unknown or not parts.hostname or "@" in parts.netloc + settings.get("endpoint_url", ""):
         raise ConfigurationError(
@@ -199,12 +215,22 @@ def _folder_at(url: str) -> S3Folder:
             "in its own region"
         )
     check_bucket(parts.netloc, "log=s3://…")
+    for name in settings.keys() - {"path_style"}:
+        if not settings[name]:
+            raise ConfigurationError(f"log=s3://…: {name}= is empty: give a value or leave it out")
     style = settings.get("path_style")
     if style is not None and style.lower() not in {"true", "false"}:
         raise ConfigurationError(
             f"log=s3://…: path_style={style.lower()!r}: give true or false, or leave it out"
         )
-    prefix = parts.path.strip("/")
+    prefix = parts.path.removeprefix("/").removesuffix("/")
+    is_ambiguous = any(part in {"", ".", ".."} for part in prefix.split("/")) and prefix
+    if is_ambiguous or _CONTROL.search(url):
+        raise ConfigurationError(
+            "log=s3://…: give a prefix without empty parts (//), without parts . and .., and "
+            "without control characters: some servers keep objects as files, and would list them "
+            "under other keys than those they were put under"
+        )
     server = Server(
         settings.get("endpoint_url"),
         settings.get("region"),

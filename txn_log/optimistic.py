@@ -65,6 +65,7 @@ class OptimisticLog(TransactionLog):
             if view.swap() if view.is_changed else view.is_current():
                 return result
         raise LogUnavailableError(
-            f"{self.address}: other writers were faster {_MOST_RACES} times, nothing was written; "
-            "start one driver per pipeline"
+            f"{self.address}: {_MOST_RACES} times another writer was faster, or the server refused "
+            "the condition of a write as if one was; nothing was written. Start one driver per "
+            "pipeline; if there is one, look for a proxy that answers in the server's place"
         )

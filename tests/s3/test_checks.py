@@ -52,7 +52,8 @@ class Server:
     def is_written_by_spark(self, it_is: bool) -> None:
         """Whether anything is below the folder of Spark's file sink."""
         asked = {"Bucket": "lake", "Prefix": "orders/_spark_metadata/", "MaxKeys": 1}
-        found = {"Contents": [{"Key": "orders/_spark_metadata/0"}]} if it_is else {}
+        keys = [{"Key": "orders/_spark_metadata/0"}] if it_is else []
+        found = {"Name": "lake", "Contents": keys}
         self.stubber.add_response("list_objects_v2", found, asked)
 
     def lists(self, name: str = "") -> None:
@@ -91,7 +92,7 @@ PUT = {
 
 def writes(server: Server) -> None:
     """The probe of conditional writes goes well."""
-    server.stubber.add_response("put_object", {}, {**PUT, "IfNoneMatch": "*"})
+    server.stubber.add_response("put_object", {"ETag": "1"}, {**PUT, "IfNoneMatch": "*"})
     server.refuses("put_object", "PreconditionFailed", 412)
     server.stubber.add_response("delete_object", {})
 
@@ -195,7 +196,7 @@ def test_probe_where_there_are_no_conditional_writes(server: Server) -> None:
     server.has_rules({})
     server.has_rules({})
     server.refuses("put_object", "NotImplemented", 501)
-    server.stubber.add_response("put_object", {}, PUT)
+    server.stubber.add_response("put_object", {"ETag": "1"}, PUT)
     server.stubber.add_response("delete_object", {})
     (finding,) = [finding for finding in server.found() if finding.level is not Level.OK]
     assert finding.level is Level.WARNING

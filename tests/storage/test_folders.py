@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from errno import EIO
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,21 @@ def test_folder_is_opened_by_its_location(tmp_path: Path, monkeypatch: pytest.Mo
 def test_home_of_nobody_is_named() -> None:
     with pytest.raises(ConfigurationError, match="no home of ~nobody-here"):
         local_path("~nobody-here/ck")
+
+
+def test_hidden_file_that_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file itself is there by then."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(EIO, "Input/output error")
+
+    folder = LocalFolder(tmp_path)
+    monkeypatch.setattr(Path, "unlink", fail)
+    assert folder.create("head/1.json", "{}")
+    assert not folder.create("head/1.json", "other")
+    assert folder.names("") == ["head/1.json"]
 
 
 def test_file_that_is_not_text(tmp_path: Path) -> None:

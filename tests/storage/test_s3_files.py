@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
+from errno import ENOSPC
 
 import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.response import StreamingBody
 from botocore.stub import Stubber
+from urllib3 import HTTPResponse
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.storage import open_folder
@@ -33,7 +37,7 @@ def test_end_of_an_empty_file(folder: S3FileFolder) -> None:
 def test_server_that_ignores_the_range(folder: S3FileFolder) -> None:
     with Stubber(folder.client) as server:
         body = StreamingBody(io.BytesIO(b"0123456789"), 10)
-        server.add_response("get_object", {"Body": body})
+        server.add_response("get_object", {"Body": body, "ETag": '"1"'})
         assert folder.read_end("log", 3) == "789"
 
 
@@ -48,6 +52,20 @@ def test_bucket_that_does_not_answer_is_not_empty(folder: S3FileFolder, ask: str
                 getattr(folder, ask)("commits")
     with pytest.raises(LogUnavailableError, match=r"127\.0\.0\.1:9, which the environment"):
         folder.read_end("commits/1", 5)
+
+
+@pytest.mark.parametrize("ask", ["exists", "files", "names", "read", "read_end", "pieces"])
+@pytest.mark.parametrize("page", ["", "<html><body>Please log in</body></html>"])
+def test_login_page_is_no_empty_checkpoint(folder: S3FileFolder, ask: str, page: str) -> None:
+    """A proxy answers 200 in the server's place."""
+
+    def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        raw = HTTPResponse(io.BytesIO(page.encode()), {}, 200, preload_content=False)
+        return AWSResponse(request.url, 200, {}, raw)
+
+    folder.client.meta.events.register("before-send.s3", answer)
+    with pytest.raises(LogUnavailableError, match="nothing was written"):
+        getattr(folder, ask)("commits", *([5] if ask == "read_end" else []))
 
 
 @pytest.mark.parametrize(
@@ -66,3 +84,17 @@ def test_bucket_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "sparkonce.storage.s3")
     with pytest.raises(ConfigurationError, match=r"pip install 'sparkonce\[s3\]'"):
         open_folder("s3a://lake/ck", by_boto3=True)
+
+
+def test_local_disk_that_is_full(folder: S3FileFolder) -> None:
+    """A file is put together there before it is uploaded."""
+
+    def pieces() -> Iterator[bytes]:
+        yield b"x"
+        raise OSError(ENOSPC, "No space left on device")
+
+    with Stubber(folder.client) as server:
+        for _ in range(2):
+            server.add_response("list_objects_v2", {"Name": "lake"})
+        with pytest.raises(LogUnavailableError, match="make room there, or set TMPDIR"):
+            folder.store("sst", pieces)

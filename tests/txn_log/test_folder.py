@@ -54,6 +54,13 @@ class SilentFolder(LocalFolder):
         return created
 
 
+class LaggingFolder(LocalFolder):
+    """It does not list a file that it has just created."""
+
+    def names(self, folder: str) -> list[str]:
+        return []
+
+
 class TestCheckpointLog(LogContract):
     @pytest.fixture
     def address(self, tmp_path: Path) -> str:
@@ -350,3 +357,9 @@ def test_copies_of_a_pipelines_folder_are_no_pipelines(
     assert "'orders'" in caplog.text
     with pytest.raises(LogCorruptError, match="is that of 'orders'"):
         log.head("orders-old")
+
+
+def test_listing_that_lags(tmp_path: Path) -> None:
+    """Whether the swap is the newest is not known then."""
+    with pytest.raises(DecisionUnknownError):
+        FolderPlace(LaggingFolder(tmp_path)).swap("orders/head", None, "{}")

@@ -143,17 +143,24 @@ class Server:
         objects: by key.
         refuse: gives the status and the code of a refusal, or None.
         headers: of the answers with an error, by its code.
+        late: gives what a proxy answers although the server has done what the request wants: the
+            status, and the body with status 200.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.refuse: Callable[[AWSPreparedRequest], tuple[int, str] | None] = lambda _: None
         self.headers: dict[str, dict[str, str]] = {}
+        self.late: Callable[[AWSPreparedRequest], tuple[int, bytes] | None] = lambda _: None
         self._lock = threading.Lock()
 
     def send(self, request: AWSPreparedRequest, **_: object) -> AWSResponse:
         with self._lock:
             status, code, body = self._answer(request)
+        proxy = self.late(request)
+        if proxy is not None:
+            raw = HTTPResponse(io.BytesIO(proxy[1]), {}, proxy[0], preload_content=False)
+            return AWSResponse(request.url, proxy[0], {}, raw)
         headers = {"ETag": tag_of(body), "Server": "nginx"}
         if code in self.headers:
             headers.update(self.headers[code])
@@ -177,7 +184,8 @@ class Server:
             prefix = parse_qs(parts.query).get("prefix", [""])[0]
             found = (f"<Key>{name}</Key>" for name in self.objects if name.startswith(prefix))
             entries = "".join(f"<Contents>{entry}</Contents>" for entry in found)
-            return 200, "", f"<ListBucketResult>{entries}</ListBucketResult>".encode()
+            body = f"<ListBucketResult><Name>logs</Name>{entries}</ListBucketResult>"
+            return 200, "", body.encode()
         if request.method == "GET":
             return (404, "NoSuchKey", b"") if there is None else (200, "", there)
         wanted = request.headers.get("If-Match")
@@ -377,6 +385,82 @@ def test_write_that_the_server_does_not_know(place: ObjectPlace, server: Server)
     server.refuse = lambda _: (501, "NotImplemented")
     with pytest.raises(LogUnavailableError, match="NotImplemented"):
         place.swap("orders/head", None, "{}")
+
+
+LOGIN_PAGES = [
+    b"",
+    b"<html><body>Please log in</body></html>",
+    b"<!DOCTYPE html><html><body>Please log in<br></body></html>",
+]
+
+
+@pytest.mark.parametrize("page", LOGIN_PAGES)
+def test_login_page_is_no_empty_log(place: ObjectPlace, server: Server, page: bytes) -> None:
+    """A proxy answers 200 in the server's place: the log is away, not empty."""
+    log = DocumentLog(place)
+    log.begin(claim())
+    server.late = lambda _: (200, page)
+    for ask in (log.pipelines, lambda: log.history("orders", 10), lambda: DocumentLog(place)):
+        with pytest.raises(LogUnavailableError, match="nothing was written"):
+            ask()
+
+
+@pytest.mark.parametrize("page", LOGIN_PAGES)
+def test_login_page_is_no_answer_to_a_write(
+    place: ObjectPlace, server: Server, page: bytes
+) -> None:
+    server.late = lambda _: (200, page)
+    with pytest.raises(DecisionUnknownError, match="read the log again"):
+        place.swap("orders/head", None, "{}")
+
+
+@pytest.mark.parametrize("status", [403, 404, 408, 409, 412, 429, 501, 503])
+def test_error_of_a_proxy_after_the_write_landed(
+    place: ObjectPlace, server: Server, status: int
+) -> None:
+    """It has no code of S3's, so it does not prove that nothing was written."""
+    server.late = lambda request: (status, b"") if request.method == "PUT" else None
+    with pytest.raises(DecisionUnknownError):
+        place.swap("orders/head", None, "{}")
+    assert "a/orders/head" in server.objects
+
+
+@pytest.mark.parametrize("status", [412, 501, 503])
+def test_error_of_a_proxy_while_a_log_is_opened(
+    place: ObjectPlace, server: Server, status: int
+) -> None:
+    """The first probe lands, and its answer is lost: that says nothing about the server."""
+    puts = itertools.count()
+
+    def late(request: AWSPreparedRequest) -> tuple[int, bytes] | None:
+        return (status, b"") if request.method == "PUT" and next(puts) == 0 else None
+
+    server.late = late
+    with pytest.raises(LogUnavailableError, match="It was a probe"):
+        place.check()
+    assert server.objects == {}
+
+
+def test_log_that_may_not_be_listed(place: ObjectPlace, server: Server) -> None:
+    """Found at the start, and not when an archive is looked for."""
+    server.refuse = lambda request: (403, "AccessDenied") if "list-type" in request.url else None
+    with pytest.raises(LogUnavailableError, match="ListObjectsV2 answered AccessDenied"):
+        place.check()
+
+
+def test_server_that_does_not_list_what_it_has(place: ObjectPlace, server: Server) -> None:
+    """Old records would be missing without a word."""
+    listing = b"<ListBucketResult><Name>logs</Name></ListBucketResult>"
+    server.late = lambda request: (200, listing) if "list-type" in request.url else None
+    with pytest.raises(ConfigurationError, match="does not list an object that it has"):
+        place.check()
+
+
+@pytest.mark.parametrize("prefix", ["a//b", "./a", "a/../b", "a/.", "a/\n", "a/\x00b", "//a"])
+def test_prefix_that_servers_read_in_two_ways(prefix: str) -> None:
+    """Servers that keep files find an object at its key, and list it under another."""
+    with pytest.raises(ConfigurationError, match="prefix"):
+        ObjectPlace(f"s3://logs/{prefix}?region=us-east-1")
 
 
 def test_bucket_that_locks_its_objects(place: ObjectPlace, server: Server) -> None:

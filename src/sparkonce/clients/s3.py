@@ -1,5 +1,9 @@
 """boto3's S3 clients: what an answer means, which setting names the server, fresh credentials.
 
+An answer may come from a proxy in the server's place: a login page with status 200 has no keys, and
+boto3 returns it as an empty list. So every answer must have what S3 puts into each answer of its
+kind.
+
 A boto3 session reads ``~/.aws/credentials`` once; only the next session sees a renewed file. So a
 client whose credentials are refused is dropped, and its successor asks boto3's chain again.
 """
@@ -12,10 +16,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import ClientError, NoCredentialsError
+from botocore.parsers import ResponseParserError
 
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from botocore.awsrequest import AWSResponse
+    from botocore.model import OperationModel
     from mypy_boto3_s3 import S3Client
 
 SKEWED: Final = "RequestTimeTooSkewed"
@@ -47,8 +54,37 @@ _NOT_VALID: Final = frozenset(
     }
 )
 
+_ALWAYS: Final = {
+    "CreateMultipartUpload": "UploadId",
+    "GetObject": "ETag",
+    "HeadObject": "ETag",
+    "ListObjectsV2": "Name",
+    "PutObject": "ETag",
+    "UploadPart": "ETag",
+}
+"""What each successful answer of S3 to a request has."""
+
+_REDIRECTED: Final = 300
+
 _DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
 """Suffixes of the names of S3 Express One Zone's buckets, and of access points to them."""
+
+
+def refuse_other_answers(client: S3Client) -> None:
+    """Make the client raise `ResponseParserError` for a success that is no answer of S3."""
+
+    def look(
+        http_response: AWSResponse, parsed: Mapping[str, Any], model: OperationModel, **_: object
+    ) -> None:
+        wanted = _ALWAYS.get(model.name)
+        status = http_response.status_code
+        if wanted is not None and status < _REDIRECTED and wanted not in parsed:
+            raise ResponseParserError(
+                f"{model.name} was answered with status {status} and without {wanted}, which S3 "
+                "never leaves out: something else, such as a proxy, answered in its place"
+            )
+
+    client.meta.events.register("after-call.s3", look)
 
 
 def when_not_valid(client: S3Client, drop: Callable[[], None]) -> None:
@@ -102,6 +138,11 @@ def code_of(error: Exception | None) -> str:
     return error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
 
 
+def is_of_server(error: Exception) -> bool:
+    """Whether the error is an answer with a code of S3's; a proxy's answer has only a status."""
+    return re.match("[A-Za-z]", code_of(error)) is not None
+
+
 def status_of(error: Exception) -> int | None:
     """The HTTP status of the server's answer; None if there was no answer."""
     if isinstance(error, ClientError):
@@ -122,7 +163,9 @@ def said(error: Exception) -> str:
     if isinstance(error, ClientError):
         answer = error.response["Error"]
         return f"{error.operation_name} answered {answer.get('Code')}: {answer.get('Message')}"
-    return f"{type(error).__name__}: {without_user(str(error))}"
+    # A page that is no XML is quoted whole, after the first line.
+    text = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {without_user(text)}"
 
 
 def without_user(text: str) -> str:

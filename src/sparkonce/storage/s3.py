@@ -4,8 +4,10 @@ Each write has a condition, is one request, and is sent once: a second attempt w
 of the first. The error after a failure depends on how far the request got:
 
     not sent, or the connection failed       nothing was written       LogUnavailableError
-    the server refused it (4xx, 501, 503)    nothing was written       LogUnavailableError
-    no answer, or another server error       it may have been written  DecisionUnknownError
+    S3 refused it (4xx, 501, 503)            nothing was written       LogUnavailableError
+    no answer, another server error, or an
+    error without a code of S3's, as from a
+    proxy                                    it may have been written  DecisionUnknownError
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from sparkonce.clients.s3 import (
     code_of,
     endpoint_setting,
     has_delete_marker,
+    is_of_server,
+    refuse_other_answers,
     said,
     status_of,
     when_not_valid,
@@ -57,14 +61,12 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 S3_ERRORS: Final = (BotoCoreError, ClientError, ResponseParserError)
-NOT_MET: Final = frozenset({404, 409, 412})
-"""HTTP statuses of a write whose condition is not met."""
 NOT_IMPLEMENTED: Final = 501
 THROTTLED: Final = frozenset({429, 503})
 
+_NOT_MET: Final = frozenset({404, 409, 412})
 _NOT_CONNECTED: Final = (EndpointConnectionError, ConnectTimeoutError)
-_SERVER_ERROR: Final = 500
-_REFUSED: Final = THROTTLED | {NOT_IMPLEMENTED}
+_REFUSED: Final = THROTTLED | {NOT_IMPLEMENTED, *range(400, 500)}
 _NOT_MODIFIED: Final = 304
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 20
@@ -168,6 +170,7 @@ class S3Folder:
             ),
         )
         when_not_valid(client, self.close)
+        refuse_other_answers(client)
         client.meta.events.register("before-send.s3.PutObject", self._note_that_it_is_sent)
         return client
 
@@ -269,7 +272,7 @@ class S3Folder:
         try:
             return self.send(name, text, condition)
         except S3_ERRORS as error:
-            if status_of(error) in NOT_MET and code_of(error) != "NoSuchBucket":
+            if is_not_met(error):
                 return None
             raise self.failed_write(error) from None
 
@@ -296,7 +299,7 @@ class S3Folder:
     def failed_write(self, error: Exception) -> LogError:
         """The error for a failed write: was nothing written, or is that unknown?"""
         status = status_of(error)
-        refused = status is not None and (status < _SERVER_ERROR or status in _REFUSED)
+        refused = is_of_server(error) and (status or 0) in _REFUSED
         # An earlier failure in boto3, such as missing credentials, never reaches the server.
         if refused or not self._sending.has_begun or _is_not_connected(error):
             return self.unavailable(error)
@@ -331,6 +334,12 @@ class S3Folder:
             return action()
         except S3_ERRORS as error:
             raise self.unavailable(error) from None
+
+
+def is_not_met(error: Exception) -> bool:
+    """Whether the error is the server's answer that the condition of a write is not met."""
+    is_answer = is_of_server(error) and code_of(error) != "NoSuchBucket"
+    return is_answer and status_of(error) in _NOT_MET
 
 
 def _is_not_connected(error: Exception) -> bool:

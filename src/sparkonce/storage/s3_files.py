@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sparkonce.clients.s3 import check_bucket, code_of, status_of
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.storage.base import PIECE_BYTES
 from sparkonce.storage.s3 import S3_ERRORS, S3Folder, Server
 
@@ -96,8 +96,14 @@ class S3FileFolder(S3Folder):
         if self.exists(name):
             return
         with tempfile.TemporaryFile() as whole:  # its size decides between one request and parts
-            whole.writelines(pieces())
-            whole.seek(0)
+            try:
+                whole.writelines(pieces())
+                whole.seek(0)
+            except OSError as error:
+                raise LogUnavailableError(
+                    f"{self.address}: a file for it cannot be written to {tempfile.gettempdir()} "
+                    f"({error}), nothing was uploaded; make room there, or set TMPDIR"
+                ) from error
             self.ask(
                 "put", lambda: self.client.upload_fileobj(whole, self.bucket, self.prefix + name)
             )
