@@ -215,6 +215,18 @@ def _folder_at(url: str) -> S3Folder:
             "in its own region"
         )
     check_bucket(parts.netloc, "log=s3://…")
+    prefix = parts.path.removeprefix("/").removesuffix("/")
+    is_ambiguous = bool(prefix) and not {"", ".", ".."}.isdisjoint(prefix.split("/"))
+    if is_ambiguous or _CONTROL.search(url):
+        raise ConfigurationError(
+            "log=s3://…: give a prefix without empty parts (//), without parts . and .., and "
+            "without control characters: some servers keep objects as files, and would list them "
+            "under other keys than those they were put under"
+        )
+    return S3Folder(parts.netloc, f"{prefix}/" if prefix else "", _server(settings), url)
+
+
+def _server(settings: Mapping[str, str]) -> Server:
     for name in settings.keys() - {"path_style"}:
         if not settings[name]:
             raise ConfigurationError(f"log=s3://…: {name}= is empty: give a value or leave it out")
@@ -223,17 +235,5 @@ def _folder_at(url: str) -> S3Folder:
         raise ConfigurationError(
             f"log=s3://…: path_style={style.lower()!r}: give true or false, or leave it out"
         )
-    prefix = parts.path.removeprefix("/").removesuffix("/")
-    is_ambiguous = any(part in {"", ".", ".."} for part in prefix.split("/")) and prefix
-    if is_ambiguous or _CONTROL.search(url):
-        raise ConfigurationError(
-            "log=s3://…: give a prefix without empty parts (//), without parts . and .., and "
-            "without control characters: some servers keep objects as files, and would list them "
-            "under other keys than those they were put under"
-        )
-    server = Server(
-        settings.get("endpoint_url"),
-        settings.get("region"),
-        None if style is None else style.lower() == "true",
-    )
-    return S3Folder(parts.netloc, f"{prefix}/" if prefix else "", server, url)
+    path_style = None if style is None else style.lower() == "true"
+    return Server(settings.get("endpoint_url"), settings.get("region"), path_style)

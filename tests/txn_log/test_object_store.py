@@ -552,9 +552,17 @@ def test_credentials_that_are_renewed_while_the_process_runs(
         place.close()
 
 
-def test_path_style_that_is_neither_true_nor_false() -> None:
-    with pytest.raises(ConfigurationError, match="path_style='yes': give true or false"):
-        ObjectPlace("s3://logs/a?region=eu-west-1&path_style=yes")
+@pytest.mark.parametrize(
+    ("setting", "refusal"),
+    [
+        ("path_style=yes", "path_style='yes': give true or false"),
+        ("path_style=", "path_style='': give true or false"),
+        ("endpoint_url=", "endpoint_url= is empty"),
+    ],
+)
+def test_setting_without_a_value_that_fits(setting: str, refusal: str) -> None:
+    with pytest.raises(ConfigurationError, match=refusal):
+        ObjectPlace(f"s3://logs/a?region=eu-west-1&{setting}")
 
 
 @pytest.mark.parametrize("url", ["s3://logs/a#eu", "s3://logs/a?region=eu-west-1#eu", "s3://logs#"])
