@@ -6,6 +6,9 @@ The bare clients write from memory, in as many processes as Spark has tasks, wit
 without a transaction: messages that are ready, rows that are encoded for COPY, and Parquet with its
 upload. Reading is Spark's own, into its format "noop". They take turns on the cores, so the limit
 of a pipeline is the harmonic sum of its parts: 1 / (1/read + 1/kafka + 1/postgres + 1/s3).
+
+The floor is what a sink in Python can reach: the same sum, where Spark computes the sinks' columns
+and passes them to a Python worker that only counts the rows (`mapInArrow`), in place of the read.
 """
 
 from __future__ import annotations
@@ -15,14 +18,14 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from harness import arguments, finish, make_source, report, run_query, scratch, spark_session
-from three_sinks import BUCKET, Places
+from three_sinks import BUCKET, MESSAGE, Places
 
 from sparkonce.testing.services import start_services, unavailable
 
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 PROCESSES = 2
 BATCHES = 4
 SINKS = ("kafka", "postgres", "s3")
+COLUMNS = {"kafka": MESSAGE, "postgres": ["*"], "s3": ["*"], "three": ["*", *MESSAGE]}
+"""What each pipeline passes to Python."""
 _CHUNK = 10_000
 
 
@@ -142,6 +147,9 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
                 found.setdefault(f"bare {sink}", []).append(bare(write, rows))
             noop = run_query(spark, source, read_only, folder)
             found.setdefault("read", []).append(noop.rows_per_s(warm=True))
+            for pipeline, columns in COLUMNS.items():
+                run = run_query(spark, source, partial(count_only, columns), folder)
+                found.setdefault(f"count {pipeline}", []).append(run.rows_per_s(warm=True))
             for sink, make in contenders.items():
                 run = run_query(spark, source, make(), folder)
                 found.setdefault(f"sparkonce {sink}", []).append(run.rows_per_s(warm=True))
@@ -154,17 +162,28 @@ def read_only(df: Any, _batch_id: int) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
+def count_only(columns: list[str], df: Any, _batch_id: int) -> None:
+    counted = df.selectExpr(*columns).mapInArrow(_count, "rows long")
+    counted.write.format("noop").mode("overwrite").save()
+
+
+def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    rows = sum(batch.num_rows for batch in batches)
+    yield pa.RecordBatch.from_pydict({"rows": [rows]})
+
+
 def shares(found: Mapping[str, float]) -> dict[str, float]:
-    """Each pipeline's share of its limit."""
+    """Each pipeline's share of its limit and of its floor."""
     parts = {sink: [sink] for sink in SINKS} | {"three": [*SINKS]}
-    limits = {
-        name: 1 / (1 / found["read"] + sum(1 / found[f"bare {sink}"] for sink in sinks))
-        for name, sinks in parts.items()
-    }
-    return {
-        **{f"limit_{name}": limit for name, limit in limits.items()},
-        **{f"share_{name}": found[f"sparkonce {name}"] / limits[name] for name in limits},
-    }
+    shown: dict[str, float] = {}
+    for name, sinks in parts.items():
+        clients = sum(1 / found[f"bare {sink}"] for sink in sinks)
+        limit = 1 / (1 / found["read"] + clients)
+        floor = 1 / (1 / found[f"count {name}"] + clients)
+        reached = found[f"sparkonce {name}"]
+        shown |= {f"limit_{name}": limit, f"share_{name}": reached / limit}
+        shown |= {f"floor_{name}": floor, f"share_of_floor_{name}": reached / floor}
+    return shown
 
 
 if __name__ == "__main__":

@@ -73,9 +73,12 @@ class Storage:
             system.delete_dir(path)
 
     def remove_all(self, locations: Iterable[str]) -> None:
-        """Delete files that may be gone already, several at a time."""
+        """Delete files that may be gone already; in a bucket, several at a time."""
         names = list(locations)
-        threads = min(MAX_THREADS, len(names))
+        if not names:
+            return
+        is_local = isinstance(self._at(names[0])[0], fs.LocalFileSystem)
+        threads = 1 if is_local else min(MAX_THREADS, len(names))
         at_once(self._remove_each, [names[n::threads] for n in range(threads)])
 
     def _remove_each(self, locations: Iterable[str]) -> None:
