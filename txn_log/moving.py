@@ -22,7 +22,7 @@ from dataclasses import replace
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.base import Store, TransactionLog
-from sparkonce.txn_log.record import Head, TransactionRecord
+from sparkonce.txn_log.record import OPERATOR, Head, TransactionRecord
 
 _ALL = 10**9
 _PART_CHARACTERS = 4 << 20
@@ -31,7 +31,7 @@ _NOT_YET = 0
 
 
 def copy(
-    source: TransactionLog, target: TransactionLog, pipeline: str
+    source: TransactionLog, target: TransactionLog, pipeline: str, *, by: str = ""
 ) -> Sequence[TransactionRecord]:
     """Move a pipeline with its unfinished transactions, and fence its driver.
 
@@ -42,6 +42,7 @@ def copy(
         source: the log that has the pipeline; it refuses the pipeline's drivers afterwards.
         target: another log, which does not have the pipeline.
         pipeline: its name.
+        by: the process that moves it, which `status` shows as the holder of the new token.
 
     Returns:
         The records that were moved, newest first.
@@ -64,7 +65,7 @@ def copy(
         return records
     there = _put_finished(target, here, records)
     del records  # a long history is in memory only once
-    closed = source._write(lambda store: _close(store, pipeline, source, target))  # noqa: SLF001
+    closed = source._write(lambda store: _close(store, pipeline, source, target, by))  # noqa: SLF001
     records = source.history(pipeline, _ALL)
     _put(target, here, [record for record in records if record.id not in there])
     target._write(lambda store: _open(store, here, closed, target))  # noqa: SLF001
@@ -105,10 +106,19 @@ def _movable(
     return head
 
 
-def _close(store: Store, pipeline: str, source: TransactionLog, target: TransactionLog) -> Head:
+def _close(
+    store: Store, pipeline: str, source: TransactionLog, target: TransactionLog, by: str
+) -> Head:
     head = _movable(store.head(pipeline), source, target, pipeline)
     if head.moved_to is None:
-        head = replace(head, token=head.token + 1, started_at=time.time(), moved_to=target.address)
+        head = replace(
+            head,
+            token=head.token + 1,
+            run_id=f"{OPERATOR}move to {target.address}",
+            driver=by or head.driver,
+            started_at=time.time(),
+            moved_to=target.address,
+        )
         store.put_head(head)
     return head
 

@@ -22,7 +22,7 @@ import pyspark
 import pytest
 from pyspark import InheritableThread
 from pyspark import __version__ as version
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import Observation
 from pyspark.sql.functions import count, lit
 
@@ -33,7 +33,7 @@ from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.sinks import FileSink, SqliteSink
-from sparkonce.spark_hooks import validating
+from sparkonce.spark_hooks import shaping, validating
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.spark_hooks.run import Run
@@ -210,6 +210,17 @@ def test_variable_does_not_stand_in_for_an_alias(job: Job) -> None:
         assert {row.shape1.n for row in rows.collect()} == {70}
     finally:
         job.spark.sql("DROP TEMPORARY VARIABLE next")
+
+
+def test_flow_whose_function_calls_shaped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's own message names no cause that a user knows, and `select=` is not at fault."""
+
+    def refuse(_: DataFrame) -> DataFrame:
+        raise AnalysisException("[ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION] not allowed")
+
+    monkeypatch.setattr(shaping, "_analysed", refuse)
+    with pytest.raises(ConfigurationError, match="call it at the top of the file"):
+        Shapes().with_hashes(job.spark.range(1).toDF("id"), [FileSink(job.out)])
 
 
 def test_aggregates_of_several_sinks_share_a_pass(job: Job) -> None:

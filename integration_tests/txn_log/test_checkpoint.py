@@ -484,3 +484,9 @@ def test_another_log_for_a_checkpoint_that_has_its_own(query: Query) -> None:
     )
     with pytest.raises(Exception, match="belongs to the transaction log with id"):
         query.run(other)
+
+
+def test_file_system_whose_jar_is_missing() -> None:
+    """Such as S3A, which comes with no PySpark: the message names the settings."""
+    with pytest.raises(ConfigurationError, match=r"ClassNotFound.*spark\.jars\.packages"):
+        hadoop_folder("s3a://lake/ck")

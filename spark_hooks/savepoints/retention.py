@@ -77,7 +77,9 @@ def check_input(manifest: Manifest, settings: Mapping[str, Any]) -> None:
     except KafkaException as error:
         raise SavepointError(
             f"the brokers at {settings['bootstrap.servers']} cannot be asked for the input of "
-            f"{manifest.name} ({error.args[0].str()}): try again, or leave out --source-kafka"
+            f"{manifest.name} ({error.args[0].str()}): check the address, or start the brokers, "
+            "and run this again. Without --source-kafka nobody checks whether the input is still "
+            "there"
         ) from error
     finally:
         consumer.close()

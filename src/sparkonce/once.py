@@ -1,6 +1,7 @@
 """What exists once in a process: connection pools, clients, listeners, a JVM.
 
     once(Pool, address)      Pool(address), made by the first call in this process
+    made(Pool, address)      the same one; None if there is none yet
     forget(Pool, address)    gives it back; the next call makes another one
 
 A forked child makes its own: sockets, threads and locks belong to the process that made them. It
@@ -47,6 +48,12 @@ def once(make: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
             if not slot.made:
                 slot.made.append(make(*arguments))
     return cast("T", slot.made[0])
+
+
+def made(make: Callable[[*Arguments], T], *arguments: *Arguments) -> T | None:
+    """What `once` has made with these arguments in this process; None if it has made nothing."""
+    slot = _slots.get((os.getpid(), make, arguments))
+    return cast("T", slot.made[0]) if slot is not None and slot.made else None
 
 
 def forget(make: Callable[[*Arguments], T], *arguments: *Arguments) -> T | None:

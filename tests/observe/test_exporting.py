@@ -257,3 +257,10 @@ def test_telemetry_that_raises(
         telemetry.flush()
     assert "the pipeline goes on" in caplog.text
     assert "no such protocol" in caplog.text
+
+
+def test_command_starts_no_telemetry(caplog: pytest.LogCaptureFixture) -> None:
+    """It has the job, and follows no pipeline: the port belongs to the driver on its machine."""
+    with socket.create_server(("localhost", 0)) as driver:
+        OpenTelemetry(prometheus_port=driver.getsockname()[1]).flush()
+    assert caplog.messages == []

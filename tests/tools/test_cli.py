@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -1374,7 +1375,7 @@ def test_process_of_another_machine_is_not_judged(driver: str) -> None:
 def test_pipeline_is_moved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The new log has it, and the old one says where it went."""
     log = SqliteLog(folder / "log.db")
-    log.begin(Claim("orders", QUERY, "run", this_driver(), {}, 0))
+    log.begin(Claim("orders", QUERY, "run", "elsewhere:1", {}, 0))
     log.close()
     old, new = "sqlite:///log.db", "sqlite:///new.db"
     assert run(["log", "copy", "sqlite:///typo.db", new]) == ERROR
@@ -1386,6 +1387,10 @@ def test_pipeline_is_moved(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run(["status", "--log", new, "--json"]) == 0
     (there,) = json.loads(capsys.readouterr().out)["pipelines"]
     assert (there["name"], there["state"]) == ("orders", "fine")
+    with contextlib.closing(SqliteLog(folder / "new.db")) as moved:
+        head = moved.head("orders")
+        assert head is not None
+        assert (head.is_of_operator, head.driver) == (True, this_driver())
     assert run(["status", "--log", old]) == FOUND
     assert re.search(r"movedtosqlite:///.*/new\.db", "".join(capsys.readouterr().out.split()))
 

@@ -105,7 +105,7 @@ def torture(
         )
         outcome = one.run(hours * 3600)
     write_report(folder / "report.html", job, outcome)
-    click.echo(f"report: {folder / 'report.html'}")
+    click.echo(f"{outcome.verdict}; report: {folder / 'report.html'}")
     if outcome.failure is not None:
         raise outcome.failure
     return FOUND if outcome.anomalies else 0

@@ -17,7 +17,7 @@ from sparkonce import steps
 from sparkonce.errors import ConfigurationError
 from sparkonce.observe.harmless import harmless
 from sparkonce.observing import Courier, Facts, Seconds, Shown
-from sparkonce.once import forget, once
+from sparkonce.once import forget, made, once
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -86,8 +86,10 @@ class OpenTelemetry:
 
     @harmless
     def flush(self) -> None:
-        """See `sparkonce.observing.Telemetry`."""
-        once(_Observers, self).flush()
+        """See `sparkonce.observing.Telemetry`. Commands follow no pipeline, and have nothing."""
+        observers = made(_Observers, self)
+        if observers is not None:
+            observers.flush()
 
     def end(self) -> None:
         """Follow no pipeline any more, and send what waits; for tests."""

@@ -39,11 +39,12 @@ _EXISTS: Final = ("FileAlreadyExistsException", "RemoteFileChangedException")
 _MISSING: Final = "FileNotFoundException"
 _NO_CONTEXT: Final = "UnsupportedFileSystemException"
 _NO_HOST: Final = "UnknownHostException"
+_NO_CLASS: Final = "ClassNotFoundException"
 _PERMANENT: Final = (
     _NO_CONTEXT,  # also raised if no FileSystem has the scheme
     "IllegalArgumentException",
     "URISyntaxException",
-    "ClassNotFoundException",
+    _NO_CLASS,
     "AccessControlException",
     "AccessDeniedException",
 )
@@ -124,10 +125,13 @@ class HadoopFolder:
             # HDFS reports a host name that cannot be resolved now as an illegal argument.
             is_permanent = any(name in found for name in _PERMANENT) and _NO_HOST not in found
             kind = ConfigurationError if is_permanent else LogUnavailableError
-            raise kind(
-                f"{root} cannot be used: {_said(error)}; check the address, and that Spark's own "
-                "checkpoint works there"
-            ) from None
+            advice = "check the address, and that Spark's own checkpoint works there"
+            if _NO_CLASS in found:
+                advice = (
+                    "put spark.jars.packages with the file system's jar, and its spark.hadoop.… "
+                    "settings, into spark-defaults.conf, and let SPARK_CONF_DIR name its folder"
+                )
+            raise kind(f"{root} cannot be used: {_said(error)}; {advice}") from None
 
     def _find_context(self, jvm: Any, conf: Any) -> Any:
         try:
