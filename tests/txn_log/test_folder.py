@@ -79,6 +79,9 @@ class TestCheckpointLog(LogContract):
         folder.unlink()
         aside.rename(folder)
 
+    def remove(self, address: str) -> None:
+        shutil.rmtree(folder_of(address))
+
     def stored_bytes(self, address: str) -> int:
         return sum(path.stat().st_size for path in folder_of(address).rglob("*.json"))
 

@@ -87,7 +87,8 @@ class TestSqliteLog(LogContract):
 
     @contextmanager
     def losing_the_answer(self, address: str) -> Iterator[TransactionLog]:
-        log = SqliteLog(path_of(address))
+        log = self.open_log(address)
+        assert isinstance(log, SqliteLog)
         log._open = FailingCommit(log._connect())  # type: ignore[assignment]
         yield log
 
@@ -99,6 +100,10 @@ class TestSqliteLog(LogContract):
         yield
         holder.execute("ROLLBACK")
         holder.close()
+
+    def remove(self, address: str) -> None:
+        for path in Path(path_of(address)).parent.glob("txn.db*"):
+            path.unlink()
 
     def stored_bytes(self, address: str) -> int:
         connection = sqlite3.connect(path_of(address))

@@ -113,6 +113,10 @@ class LogVerbs(LogUnderTest):
         log.begin(claim())
         log.begin(claim(pipeline="clicks", query_id=QUERY.replace("1", "2")))
         assert list(log.pipelines()) == ["clicks", "orders"]
+        many = [f"p{n}" for n in range(100, 210)]
+        for name in many:
+            log.begin(claim(pipeline=name))
+        assert list(log.pipelines()) == ["clicks", "orders", *many], "some pipelines are not listed"
 
     def test_namesake_is_found(self, log: TransactionLog) -> None:
         """A query id of another pipeline, now or before: both would use the same names outside."""
