@@ -85,7 +85,7 @@ Twin = type[SqliteTwin] | type[FolderTwin]
 
 
 def caught(
-    twin: Twin, test: Callable[..., None], folder: Path, says: str, **arguments: object
+    twin: Twin, test: Callable[..., None], folder: Path, says: str | None, **arguments: object
 ) -> None:
     """Run a test of the contract on the broken log: it must fail, and say why."""
     contract, address = twin.contract(), twin.address_in(folder)
@@ -97,3 +97,8 @@ def caught(
         given = {name: value for name, value in given.items() if name in wanted}
         with pytest.raises(RED, match=says):
             test(contract, **given, **arguments)
+
+
+def name_of(test: Any) -> str:
+    """The name of a test, or of one with some of its arguments."""
+    return str(getattr(test, "func", test).__name__)

@@ -23,7 +23,7 @@ from sparkonce.txn_log.document import _Pipeline, _Seen
 from sparkonce.txn_log.record import Head, TransactionRecord
 from sparkonce.txn_log.sealing import seal, unseal
 from sparkonce.txn_log.sqlite import _SqliteStore
-from tests.support.log_twins import FolderTwin, SqliteTwin, Twin, caught
+from tests.support.log_twins import FolderTwin, SqliteTwin, Twin, caught, name_of
 
 # -- records that are lost -------------------------------------------------------------------------
 
@@ -323,10 +323,6 @@ PAIRS: list[tuple[Twin, Callable[..., None], str]] = [
     (IgnoresCase, C.test_similar_names_are_separate, MIXED),
     (CutsNames, C.test_similar_names_are_separate, MIXED),
 ]
-
-
-def name_of(test: Any) -> str:
-    return str(getattr(test, "func", test).__name__)
 
 
 @pytest.mark.parametrize(

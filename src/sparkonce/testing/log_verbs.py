@@ -145,7 +145,7 @@ class LogVerbs(LogUnderTest):
         second = log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
         deliver(log, second, 0)
         sizes, seen, before = [], [], None
-        while page := other.history("orders", 25, QUERY, before):
+        while len(sizes) < 5 and (page := other.history("orders", 25, QUERY, before)):
             sizes.append(len(page))
             seen += [r.id.batch_id for r in page]
             before = seen[-1]
@@ -274,6 +274,7 @@ class LogVerbs(LogUnderTest):
         deliver(log, incarnation, 0)
         assert {r.id.query_id for r in log.history("orders")} == {QUERY, OTHER_QUERY}
         assert {r.id.query_id for r in log.history("orders", 10, OTHER_QUERY)} == {OTHER_QUERY}
-        log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
+        again = log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
+        assert again.retired == incarnation.retired, "the log does not keep the replaced query"
         with pytest.raises(ConfigurationError):
             log.begin(claim(query_id=QUERY.replace("1", "3"), replaces=QUERY))
