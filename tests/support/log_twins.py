@@ -2,7 +2,8 @@
 
 SqliteTwin, FolderTwin ──subclass with one mistake──► .contract ──caught(test)──► must turn red
 
-`contract` is the test class of the real log, and opens the broken one, also in other processes.
+`contract` is the contract with the faults of the real log; it opens the broken one, also in other
+processes.
 """
 
 from __future__ import annotations
@@ -19,21 +20,26 @@ import pytest
 from sparkonce.errors import SparkOnceError
 from sparkonce.storage import LocalFolder
 from sparkonce.testing import LogContract
+from sparkonce.testing.log_under_test import LogUnderTest
 from sparkonce.txn_log.base import ResultT, Store
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace
 from sparkonce.txn_log.sqlite import SqliteLog, _SqliteStore
-from tests.txn_log import test_folder, test_log
+from tests.support.local_logs import FolderUnderTest, SqliteUnderTest, folder_of, path_of
 
 RED = (AssertionError, pytest.fail.Exception, SparkOnceError, sqlite3.Error)
 """How a test of the contract turns red."""
 
 
-def _contract(twin: Any, of: type[LogContract]) -> type[LogContract]:
-    """The test class `of` for another log; other processes find it as an attribute of the twin."""
+def _contract(twin: Any, of: type[LogUnderTest]) -> type[LogContract]:
+    """The contract for the twin; other processes find it as an attribute of the twin."""
     name = f"{twin.__qualname__}.contract"
-    values = {"open_log": staticmethod(twin.at), "secrets": twin.secrets}
-    return type("contract", (of,), {**values, "__module__": twin.__module__, "__qualname__": name})
+    values = {"open_log": staticmethod(twin.at), "secrets": twin.secrets, "long_history": 200}
+    return type(
+        "contract",
+        (of, LogContract),
+        {**values, "__module__": twin.__module__, "__qualname__": name},
+    )
 
 
 class SqliteTwin(SqliteLog):
@@ -44,11 +50,11 @@ class SqliteTwin(SqliteLog):
     Store: ClassVar[type[_SqliteStore]] = _SqliteStore
 
     def __init_subclass__(cls) -> None:
-        cls.contract = _contract(cls, test_log.TestSqliteLog)
+        cls.contract = _contract(cls, SqliteUnderTest)
 
     @classmethod
     def at(cls, address: str) -> Self:
-        return cls(test_log.path_of(address), busy_timeout_s=2.0)
+        return cls(path_of(address), busy_timeout_s=2.0)
 
     @staticmethod
     def address_in(folder: Path) -> str:
@@ -70,11 +76,11 @@ class FolderTwin(DocumentLog):
     secrets: ClassVar[Sequence[str]] = ()
 
     def __init_subclass__(cls) -> None:
-        cls.contract = _contract(cls, test_folder.TestCheckpointLog)
+        cls.contract = _contract(cls, FolderUnderTest)
 
     @classmethod
     def at(cls, address: str) -> Self:
-        return cls(FolderPlace(LocalFolder(test_folder.folder_of(address))))
+        return cls(FolderPlace(LocalFolder(folder_of(address))))
 
     @staticmethod
     def address_in(folder: Path) -> str:

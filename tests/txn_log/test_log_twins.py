@@ -1,7 +1,11 @@
-"""Failing twins of `LogContract`: each log makes one mistake, and turns one test of it red."""
+"""Failing twins of `LogContract`: each log makes one mistake, and turns one test of it red.
+
+test_log_twins_verbs.py has others; docs/contributing/log-twins.md lists all of them.
+"""
 
 from __future__ import annotations
 
+import re
 import secrets
 import sqlite3
 import threading
@@ -24,6 +28,10 @@ from sparkonce.txn_log.record import Head, TransactionRecord
 from sparkonce.txn_log.sealing import seal, unseal
 from sparkonce.txn_log.sqlite import _SqliteStore
 from tests.support.log_twins import FolderTwin, SqliteTwin, Twin, caught, name_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "contributing" / "log-twins.md"
+
 
 # -- records that are lost -------------------------------------------------------------------------
 
@@ -313,6 +321,11 @@ PAIRS: list[tuple[Twin, Callable[..., None], str]] = [
     (WrapsNumbers, partial(C.test_large_batch_numbers, edge=2**31), "a batch is not found"),
     (MadeAnew, C.test_deleted_log_does_not_read_as_empty, "DID NOT RAISE"),
     (CommitsEachPut, partial(C.test_interrupted_write, verb="begin"), "half a step landed"),
+    (
+        CommitsEachPut,
+        partial(C.test_process_is_killed_at_every_round_trip, verb="begin"),
+        "half a step",
+    ),
     (RemembersEarly, partial(C.test_interrupted_write, verb="decide"), "retry was not written"),
     (KeepsTheLock, partial(C.test_interrupted_write, verb="decide"), "holds its lock"),
     (KeepsItsOwnId, C.test_first_drivers_share_one_log_id, "have different ids"),
@@ -334,3 +347,18 @@ def test_mistake_turns_a_test_red(
     tmp_path: Path, twin: Twin, test: Callable[..., None], says: str
 ) -> None:
     caught(twin, test, tmp_path, says)
+
+
+def test_every_test_of_the_log_contract_has_a_twin() -> None:
+    """The page names a mistake for each, and the test that makes it: both exist."""
+    rows = re.findall(
+        r"^\| `(\w+)` \| .+ \| `([\w/.]+)::(\w+)` \|$", PAGE.read_text(), re.MULTILINE
+    )
+    contract = {name for name in dir(LogContract) if name.startswith("test_")}
+    named = {name for name, _, _ in rows}
+    assert not contract - named, f"docs/contributing/log-twins.md has no twin of {contract - named}"
+    assert not named - contract, f"the contract has no {named - contract}"
+    for name, file, test in rows:
+        text = (ROOT / "tests" / file).read_text()
+        assert f"def {test}(" in text, f"{file} has no {test}"
+        assert re.search(rf"\bC\.{name}\b", text), f"{file} does not run {name}"

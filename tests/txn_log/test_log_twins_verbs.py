@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +24,6 @@ from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
 from sparkonce.txn_log.settlement import Settlement
 from sparkonce.txn_log.sqlite import _SqliteStore
 from tests.support.log_twins import FolderTwin, SqliteTwin, Twin, caught, name_of
-from tests.txn_log.test_log_twins import CommitsEachPut
 
 
 class RoundsTimes(SqliteTwin):
@@ -281,6 +282,30 @@ class CutsRecords(SqliteTwin):
             super().put(replace(record, shares=shares))
 
 
+class DecidesTogether(DecidesAgain):
+    """Decides without a look at the log, just when another process does so too."""
+
+    def decide(self, record: TransactionRecord, token: int | None = None) -> TransactionRecord:
+        Path(f"{self._path}.decides-{os.getpid()}").touch()
+        latest = time.monotonic() + 30
+        while len(list(self._path.parent.glob("*.decides-*"))) < 2 and time.monotonic() < latest:
+            time.sleep(0.001)
+        return super().decide(record, token)
+
+
+class BoundToItsProcess(SqliteTwin):
+    """Has a client that works only in the process that opened it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._process = os.getpid()
+        super().__init__(*args, **kwargs)
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._process != os.getpid():
+            raise LogUnavailableError("the client was opened in another process")
+        return super()._connect()
+
+
 C = LogContract
 PAIRS: list[tuple[Twin, Callable[..., None], str | None]] = [
     (RoundsTimes, C.test_decided_record_reads_back_equal, None),
@@ -314,11 +339,6 @@ PAIRS: list[tuple[Twin, Callable[..., None], str | None]] = [
         "log.after commit",
     ),
     (ChecksTheTokenFirst, partial(C.test_much_happens_between_two_round_trips, verb="begin"), None),
-    (
-        CommitsEachPut,
-        partial(C.test_process_is_killed_at_every_round_trip, verb="begin"),
-        "half a step",
-    ),
     (LostIsFailed, partial(C.test_answer_is_lost, verb="decide"), "failed while committing"),
     (LostIsFailed, C.test_token_whose_answer_is_lost, "failed while committing"),
     (
@@ -330,6 +350,10 @@ PAIRS: list[tuple[Twin, Callable[..., None], str | None]] = [
     (DropsTheFirstLog, C.test_pipeline_moves_here_and_away, None),
     (ForgetsTheNewest, C.test_forget_keeps_the_newest_and_what_is_unfinished, None),
     (ForgetsNothing, C.test_history_is_bounded, None),
+    (ForgetsNothing, C.test_long_history_is_bounded, None),
+    (DecidesTogether, C.test_racing_processes_never_both_decide, None),
+    (BoundToItsProcess, C.test_forked_child_and_its_parent, None),
+    (BoundToItsProcess, C.test_fork_while_another_thread_writes, None),
     (CutsRecords, C.test_ten_thousand_branches_fit_a_record, None),
 ]
 

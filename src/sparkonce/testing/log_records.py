@@ -89,6 +89,25 @@ class LogRecords(LogUnderTest):
             seen = numbers(other.history(name, 9, query_id))
             assert seen == [2, 1, 0], f"records of {name}, {query_id} were forgotten too"
 
+    def test_pipelines_are_listed(self, log: TransactionLog) -> None:
+        assert list(log.pipelines()) == []
+        log.begin(claim())
+        log.begin(claim(pipeline="clicks", query_id=QUERY.replace("1", "2")))
+        assert list(log.pipelines()) == ["clicks", "orders"]
+        many = [f"p{n}" for n in range(100, 210)]
+        for name in many:
+            log.begin(claim(pipeline=name))
+        assert list(log.pipelines()) == ["clicks", "orders", *many], "some pipelines are not listed"
+
+    def test_pipelines_are_separate(self, log: TransactionLog) -> None:
+        """One log serves many pipelines; a token of one fences no driver of another."""
+        orders = log.begin(claim())
+        europe = log.begin(claim(pipeline="orders-eu", query_id=OTHER_QUERY))
+        log.decide(record(orders, 0))
+        assert list(log.unfinished("orders-eu")) == []
+        log.decide(record(europe, 0))
+        assert [r.id.pipeline for r in log.history("orders")] == ["orders"]
+
     def test_similar_names_are_separate(self, log: TransactionLog, other: TransactionLog) -> None:
         """Case, an underscore, and the last of 32 characters each make another pipeline."""
         for count, name in enumerate(SIMILAR_NAMES, 1):
