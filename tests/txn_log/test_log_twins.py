@@ -202,7 +202,7 @@ class KeepsItsOwnId(FolderTwin):
         text = self._place.read("log.json")
         if text is None:
             with suppress(threading.BrokenBarrierError):
-                self.both_have_looked.wait(timeout=10)
+                self.both_have_looked.wait(timeout=2)
             text = seal({"log_id": secrets.token_hex(8)})
             self._place.create("log.json", text)
         return str(unseal(text, "log.json")["log_id"])
