@@ -102,6 +102,10 @@ class TestHadoopLog(LogContract):
         around.delete("sparkonce-log")
         assert around._fs.rename(aside, here)
 
+    def remove(self, address: str) -> None:
+        for name in self.files(address):
+            hadoop_folder(address).delete(name)
+
     def stored_bytes(self, address: str) -> int:
         return sum(map(len, self.files(address).values()))
 

@@ -95,6 +95,11 @@ class TestPostgresLog(LogContract):
         yield
         self.server.start()
 
+    def remove(self, address: str) -> None:
+        with psycopg.connect(self.server.dsn, autocommit=True) as connection:
+            schema = sql.Identifier(schema_of(address))
+            connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(schema))
+
     def stored_bytes(self, address: str) -> int:
         roll_back_all(self.server.dsn)
         with psycopg.connect(self.server.dsn, autocommit=True) as connection:

@@ -70,6 +70,11 @@ class TestObjectStoreLog(LogContract):
         yield
         self.server.start()
 
+    def remove(self, address: str) -> None:
+        with self.objects(address) as (client, bucket, found):
+            for each in found:
+                client.delete_object(Bucket=bucket, Key=each["Key"])
+
     def stored_bytes(self, address: str) -> int:
         with self.objects(address) as (_, _, found):
             return sum(each["Size"] for each in found)

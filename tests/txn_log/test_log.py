@@ -7,8 +7,7 @@ import json
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.testing.log_cases import QUERY, claim, part, record
 from sparkonce.testing.log_contract import LogContract
-from sparkonce.txn_log import TransactionLog, open_log
+from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import (
     Fingerprint,
     Head,
@@ -35,13 +34,9 @@ from sparkonce.txn_log.record import (
 from sparkonce.txn_log.sealing import FORMAT_VERSION, seal
 from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
-from tests.support.sqlite_faults import FailingCommit
+from tests.support.local_logs import SqliteUnderTest, path_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def path_of(address: str) -> str:
-    return address.removeprefix("sqlite:///")
 
 
 class InterruptedWrite:
@@ -68,44 +63,7 @@ class InterruptedWrite:
         self._real.close()
 
 
-class TestSqliteLog(LogContract):
-    @pytest.fixture
-    def address(self, tmp_path: Path) -> str:
-        return f"sqlite:///{tmp_path}/txn.db"
-
-    @staticmethod
-    def open_log(address: str) -> TransactionLog:
-        return SqliteLog(path_of(address), busy_timeout_s=2.0)
-
-    def damage(self, address: str, old: str, new: str) -> None:
-        with sqlite3.connect(path_of(address)) as connection:
-            for table in ("records", "heads"):
-                connection.execute(
-                    f"UPDATE sparkonce_{table} SET body = replace(body, ?, ?)", (old, new)
-                )
-        connection.close()
-
-    @contextmanager
-    def losing_the_answer(self, address: str) -> Iterator[TransactionLog]:
-        log = SqliteLog(path_of(address))
-        log._open = FailingCommit(log._connect())  # type: ignore[assignment]
-        yield log
-
-    @contextmanager
-    def out_of_reach(self, address: str) -> Iterator[None]:
-        """Another process holds the lock."""
-        holder = sqlite3.connect(path_of(address), isolation_level=None)
-        holder.execute("BEGIN IMMEDIATE")
-        yield
-        holder.execute("ROLLBACK")
-        holder.close()
-
-    def stored_bytes(self, address: str) -> int:
-        connection = sqlite3.connect(path_of(address))
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.close()
-        return Path(path_of(address)).stat().st_size
-
+class TestSqliteLog(SqliteUnderTest, LogContract):
     @pytest.mark.parametrize("is_done", [False, True])
     @pytest.mark.parametrize("statement", ["BEGIN", "INSERT", "COMMIT"])
     def test_interrupted_write_holds_no_lock(

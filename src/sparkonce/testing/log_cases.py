@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sparkonce import failpoints
 from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
-from sparkonce.model import BranchId, Committable, TransactionId
+from sparkonce.model import BranchId, Committable, Owner, TransactionId
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import (
     Fingerprint,
+    Head,
     Incarnation,
     Part,
     Share,
@@ -28,6 +29,7 @@ OTHER_QUERY = "22222222-2222-3333-4444-555555555555"
 MOST_ROUND_TRIPS = 60
 
 Verb = Callable[[TransactionLog, Incarnation], object]
+ResultT = TypeVar("ResultT")
 
 
 def claim(batch_id: int = 0, **changes: Any) -> Claim:
@@ -63,6 +65,41 @@ def record(incarnation: Incarnation, batch_id: int, **changes: Any) -> Transacti
         "times": {State.DECIDED: 12.25},
     }
     return TransactionRecord(**{**values, **changes})
+
+
+def full_head(pipeline: str) -> Head:
+    """A head in which no field has its default."""
+    return Head(
+        pipeline,
+        QUERY,
+        7,
+        "run",
+        "host:1",
+        1750000000.5,
+        first_batch=3,
+        sinks={"kafka": "töpic", "files": "folder /ü"},
+        retired=(OTHER_QUERY, QUERY.replace("1", "3")),
+        log_id="0123456789abcdef",
+        moved_to="s3://bucket/log",
+        checkpoint="file:/ü",
+        rewound={OTHER_QUERY: 2},
+        rewinding_to="before the release",
+        starts=4,
+    )
+
+
+def full_record(pipeline: str) -> TransactionRecord:
+    """A record in which no field has its default."""
+    incarnation = Incarnation(pipeline, Owner("0123456789abcdef", QUERY), 7)
+    given = record(incarnation, 3, offsets=("[3]", '{"ü": {"0": 9007199254740993}}'))
+    settled = replace(given, settled=(_redo(given),))
+    amended = settled.amended({"files": Share("folder /ü", (part(0),))}, given.committables())
+    return amended.moved(State.PREPARED, 0.1).moved(State.SETTLED, 1750000000.123456)
+
+
+def numbers(records: Iterable[TransactionRecord]) -> list[int]:
+    """The batch numbers of the records, in their order."""
+    return [found.id.batch_id for found in records]
 
 
 def deliver(log: TransactionLog, incarnation: Incarnation, batch_id: int) -> TransactionRecord:
@@ -130,6 +167,23 @@ WRITES: Mapping[str, tuple[State | None, Verb]] = {
     "forget": (_C, lambda log, inc: log.forget(record(inc, 0), inc.token, retain=1)),
 }
 """Every write after `begin`: the state of batch 0 that it needs, and the call."""
+
+
+def begin_after_repartitions(log: TransactionLog, incarnation: Incarnation) -> object:
+    """Begin at batch 3 after 0 is complete: one step that writes a head and two records."""
+    offsets = {2: ("[0]",), 3: ("[3]",)}
+    return log.begin(claim(3, pipeline=incarnation.pipeline, offsets=offsets, repartitions=2))
+
+
+READS: Sequence[Callable[[TransactionLog, TransactionId], object]] = (
+    lambda log, batch: log.head(batch.pipeline),
+    lambda log, batch: log.find(batch),
+    lambda log, batch: log.newest(batch.pipeline, batch.query_id),
+    lambda log, batch: list(log.unfinished(batch.pipeline)),
+    lambda log, batch: list(log.history(batch.pipeline)),
+    lambda log, _: list(log.pipelines()),
+)
+"""Every way to read what the log holds of a batch and its pipeline."""
 
 
 def _recorded(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
@@ -209,3 +263,12 @@ def landed(act: Callable[[], object]) -> bool:
             return False
         return True
     return False
+
+
+def repeated(call: Callable[[], ResultT]) -> ResultT:
+    """The answer of the call, which is repeated while others write or the outcome is unknown."""
+    while True:
+        try:
+            return call()
+        except (DecisionUnknownError, LogUnavailableError):
+            continue

@@ -10,7 +10,7 @@
             return MyLog(address, patience_s=0.2)
 
 Override the methods of `log_under_test.LogUnderTest` that raise `NotImplementedError`. They make
-the faults: damage a stored record, lose the answer to a write, make the log unreachable.
+the faults: damage a stored record, lose the answer to a write, make the log unreachable, delete it.
 
 A backend reports its round trips with `sparkonce.failpoints.reach("log.before" | "log.after",
 request=…)`. The contract kills a process at each of them, and lets a newer driver write between any
@@ -23,11 +23,13 @@ Another process must be able to import the module of your test class by its name
 from __future__ import annotations
 
 from sparkonce.testing.log_faults import LogFaults, LogSizes
+from sparkonce.testing.log_objects import LogObjects
 from sparkonce.testing.log_races import LogRaces
+from sparkonce.testing.log_records import LogRecords
 from sparkonce.testing.log_verbs import LogVerbs
 
 
-class LogContract(LogVerbs, LogRaces, LogFaults, LogSizes):
+class LogContract(LogVerbs, LogRecords, LogRaces, LogObjects, LogFaults, LogSizes):
     """Subclass it; define the fixture `address` and the faults.
 
     Attributes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sparkonce.errors import (
     FencedError,
     LogCorruptError,
     LogUnavailableError,
+    SparkOnceError,
 )
 from sparkonce.model import BranchId, Committable, TransactionId
 from sparkonce.testing.log_cases import (
@@ -21,15 +23,17 @@ from sparkonce.testing.log_cases import (
     OUTCOMES,
     QUERY,
     REACH,
+    READS,
     WRITES,
     claim,
     deliver,
+    numbers,
     part,
     record,
 )
 from sparkonce.testing.log_under_test import LogUnderTest
 from sparkonce.txn_log import TransactionLog, copy, open_log
-from sparkonce.txn_log.record import Share, State
+from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
 
 
 class LogFaults(LogUnderTest):
@@ -40,7 +44,7 @@ class LogFaults(LogUnderTest):
         self, log: TransactionLog, address: str, verb: str
     ) -> None:
         """A write lands completely or not at all, and the next driver continues from there."""
-        before, _ = WRITES.get(verb, (None, None))
+        before, _ = WRITES.get(verb, (State.COMPLETE, None))
         for number in range(MOST_ROUND_TRIPS):
             pipeline = f"p{number}"
             incarnation = log.begin(claim(pipeline=pipeline))
@@ -53,11 +57,9 @@ class LogFaults(LogUnderTest):
             process.kill()
             process.communicate()
             after = self.open_log(address)
+            _check_whole_step(after, incarnation, was, verb)
             newer = after.begin(claim(pipeline=pipeline))
             assert newer.token > incarnation.token
-            now = list(after.history(pipeline))
-            if now != was:
-                assert [(r.id.batch_id, r.token) for r in now] == [(0, incarnation.token)]
             found = after.find(record(incarnation, 0).id)
             if found is not None and found.state is State.PREPARED:
                 found = after.decide(found, newer.token)
@@ -102,20 +104,46 @@ class LogFaults(LogUnderTest):
             assert losing.begin(claim()).token > lost.token
             losing.close()
 
-    def test_log_out_of_reach(self, log: TransactionLog, address: str) -> None:
-        """Calls report unavailable or unknown, and nothing is decided; later the calls succeed."""
+    def test_log_out_of_reach(
+        self, log: TransactionLog, other: TransactionLog, address: str
+    ) -> None:
+        """Writes report it, and decide nothing. Reads report it, or answer as before.
+
+        An unreachable log never reads as an empty one: a driver would abort what is decided.
+        """
         incarnation = log.begin(claim())
-        calls: list[Callable[[], object]] = [
-            lambda: log.decide(record(incarnation, 0)),
-            lambda: log.begin(claim()),
-        ]
+        decided = log.decide(record(incarnation, 0))
+        before = [read(log, decided.id) for read in READS]
+        errors: list[Exception] = []
         with self.out_of_reach(address):
-            for call in calls:
+            for write in (
+                lambda: log.decide(record(incarnation, 1)),
+                lambda: log.begin(claim()),
+            ):
                 with pytest.raises((LogUnavailableError, DecisionUnknownError)) as raised:
-                    call()
-                assert not any(secret in str(raised.value) for secret in self.secrets)
-        assert log.find(record(incarnation, 0).id) is None
-        assert log.decide(record(incarnation, 0)).state is State.DECIDED
+                    write()
+                errors.append(raised.value)
+            for each in (log, other, *self._opened(address, errors)):
+                for read, expected in zip(READS, before, strict=True):
+                    try:
+                        assert read(each, decided.id) == expected, "it does not read as before"
+                    except LogUnavailableError as error:
+                        errors.append(error)
+        for text in ("".join(traceback.format_exception(error)) for error in errors):
+            assert not any(secret in text for secret in self.secrets), "an error shows a secret"
+        assert log.find(record(incarnation, 1).id) is None
+        written = log.decide(record(incarnation, 1))
+        assert list(other.unfinished("orders")) == [decided, written]
+
+    def _opened(self, address: str, errors: list[Exception]) -> Iterator[TransactionLog]:
+        """The log, opened again, if it can be; otherwise `errors` gets the error."""
+        try:
+            opened = self.open_log(address)
+        except SparkOnceError as error:
+            errors.append(error)
+        else:
+            with closing(opened):
+                yield opened
 
     @pytest.mark.parametrize(
         ("old", "new"),
@@ -167,6 +195,19 @@ class LogFaults(LogUnderTest):
             other.begin(claim(40, checkpoint_log_id=first.log_id))
         for each in (first, last):
             each.close()
+
+
+def _check_whole_step(
+    log: TransactionLog, incarnation: Incarnation, was: Sequence[TransactionRecord], verb: str
+) -> None:
+    """Check what the log holds after a process was killed in a write."""
+    head, now = log.head(incarnation.pipeline), list(log.history(incarnation.pipeline))
+    assert head is not None
+    if verb == "begin":
+        has_token = head.token > incarnation.token
+        assert has_token == (numbers(now) == [2, 1, 0]) == (now != was), "half a step landed"
+    elif now != was:
+        assert [(r.id.batch_id, r.token) for r in now] == [(0, incarnation.token)]
 
 
 class LogSizes(LogUnderTest):

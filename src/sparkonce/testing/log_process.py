@@ -12,24 +12,31 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from sparkonce.errors import DecisionUnknownError, FencedError, LogUnavailableError
 from sparkonce.model import Owner
 from sparkonce.testing import log_cases
-from sparkonce.testing.log_cases import QUERY, WRITES, at_round_trip, claim, record
+from sparkonce.testing.log_cases import (
+    QUERY,
+    WRITES,
+    at_round_trip,
+    begin_after_repartitions,
+    claim,
+    record,
+    repeated,
+)
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Incarnation, State
-
-ResultT = TypeVar("ResultT")
 
 _AGAIN = (DecisionUnknownError, LogUnavailableError)
 _HANGS_S = 30
 
 
 def begin(log: TransactionLog, times: str) -> None:
-    """Take tokens as fast as possible, and print them."""
-    print(json.dumps([_begin(log, 0).token for _ in range(int(times))]))
+    """Take tokens as fast as possible, and print them with the log's id."""
+    tokens = [_begin(log, 0).token for _ in range(int(times))]
+    print(json.dumps({"log_id": log.log_id, "tokens": tokens}))
 
 
 def deliver(log: TransactionLog, rounds: str) -> None:
@@ -61,7 +68,7 @@ def write(log: TransactionLog, verb: str, pipeline: str, token: str, number: str
 
     with at_round_trip(int(number), pause):
         if verb == "begin":
-            log.begin(claim(pipeline=pipeline))
+            begin_after_repartitions(log, incarnation)
         else:
             WRITES[verb][1](log, incarnation)
 
@@ -106,15 +113,7 @@ def fork_amid_a_write(log: TransactionLog) -> None:
 
 
 def _begin(log: TransactionLog, batch_id: int) -> Incarnation:
-    return _retried(lambda: log.begin(claim(batch_id, offsets={})))
-
-
-def _retried(call: Callable[[], ResultT]) -> ResultT:
-    while True:
-        try:
-            return call()
-        except _AGAIN:
-            continue
+    return repeated(lambda: log.begin(claim(batch_id, offsets={})))
 
 
 _PROGRAMS: Mapping[str, Callable[..., None]] = {
@@ -127,7 +126,7 @@ def main(name: str, address: str, program: str, *arguments: str) -> None:
     contract: Any = importlib.import_module(module)
     for part in qualified.split("."):
         contract = getattr(contract, part)
-    log: TransactionLog = _retried(lambda: contract.open_log(address))
+    log: TransactionLog = repeated(lambda: contract.open_log(address))
     _PROGRAMS[program](log, *arguments)
     log.close()
 

@@ -38,6 +38,10 @@ class LogUnderTest:
         """A context in which the log at `address` is unreachable."""
         raise NotImplementedError
 
+    def remove(self, address: str) -> None:
+        """Delete everything stored at `address`, as an operator may do by mistake."""
+        raise NotImplementedError
+
     def stored_bytes(self, address: str) -> int:
         """The number of bytes that the log takes at `address`."""
         raise NotImplementedError
