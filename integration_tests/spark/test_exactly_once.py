@@ -219,8 +219,9 @@ def test_flow_whose_function_calls_shaped(job: Job, monkeypatch: pytest.MonkeyPa
         raise AnalysisException("[ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION] not allowed")
 
     monkeypatch.setattr(shaping, "_analysed", refuse)
+    sinks = [FileSink(job.out), FileSink(job.sink_folder("other"), name="other", select=["id"])]
     with pytest.raises(ConfigurationError, match="call it at the top of the file"):
-        Shapes().with_hashes(job.spark.range(1).toDF("id"), [FileSink(job.out)])
+        Shapes().with_hashes(job.spark.range(1).toDF("id"), sinks)
 
 
 def test_aggregates_of_several_sinks_share_a_pass(job: Job) -> None:

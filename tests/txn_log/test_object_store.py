@@ -560,7 +560,7 @@ def test_credentials_that_are_renewed_while_the_process_runs(
         ("endpoint_url=", "endpoint_url= is empty"),
     ],
 )
-def test_setting_without_a_value_that_fits(setting: str, refusal: str) -> None:
+def test_path_style_that_is_neither_true_nor_false(setting: str, refusal: str) -> None:
     with pytest.raises(ConfigurationError, match=refusal):
         ObjectPlace(f"s3://logs/a?region=eu-west-1&{setting}")
 
