@@ -114,6 +114,7 @@ class LogFaults(LogUnderTest):
         incarnation = log.begin(claim())
         decided = log.decide(record(incarnation, 0))
         before = [read(log, decided.id) for read in READS]
+        assert [read(other, decided.id) for read in READS] == before
         errors: list[Exception] = []
         with self.out_of_reach(address):
             for write in (
