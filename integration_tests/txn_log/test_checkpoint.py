@@ -72,8 +72,6 @@ class TestHadoopLog(LogContract):
     test_long_history_is_bounded = None  # type: ignore[assignment]
     test_history_is_bounded = None  # type: ignore[assignment]
     test_much_happens_between_two_round_trips = None  # type: ignore[assignment]
-    # HDFS does not report that a file is where the folder was: the list of pipelines is empty then.
-    test_log_out_of_reach = None  # type: ignore[assignment]
 
     @pytest.fixture
     def address(self, spark: SparkSession, hdfs: Hdfs, fresh_name: Callable[[], str]) -> str:
@@ -492,7 +490,7 @@ def test_another_log_for_a_checkpoint_that_has_its_own(query: Query) -> None:
         query.run(other)
 
 
-def test_file_system_whose_jar_is_missing() -> None:
+def test_file_system_whose_jar_is_missing(spark: SparkSession) -> None:
     """Such as S3A, which comes with no PySpark: the message names the settings."""
     with pytest.raises(ConfigurationError, match=r"ClassNotFound.*spark\.jars\.packages"):
         hadoop_folder("s3a://lake/ck")

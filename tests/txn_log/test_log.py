@@ -16,6 +16,7 @@ import pytest
 
 from sparkonce.errors import (
     ConfigurationError,
+    FencedError,
     LogCorruptError,
     LogUnavailableError,
 )
@@ -300,3 +301,29 @@ def test_every_version_has_its_golden_file() -> None:
     for kind, first in {"record": 1, "head": 1, "settled": 2, "packed": 2}.items():
         versions = {int(path.stem.rpartition("v")[2]) for path in GOLDEN.glob(f"{kind}-*.json")}
         assert versions == set(range(first, FORMAT_VERSION + 1))
+
+
+def test_file_that_is_deleted_under_a_driver(tmp_path: Path) -> None:
+    """What it decides would be in a file that nobody finds any more."""
+    log = SqliteLog(tmp_path / "txn.db")
+    incarnation = log.begin(claim())
+    (tmp_path / "txn.db").unlink()
+    for act in (lambda: log.decide(record(incarnation, 0)), lambda: log.head("orders")):
+        with pytest.raises(LogUnavailableError, match="check that the file is there"):
+            act()
+
+
+def test_copy_that_is_restored_under_a_driver(tmp_path: Path) -> None:
+    """The driver goes on in the file that is there now, and so it is fenced like any other."""
+    path, copy = tmp_path / "txn.db", tmp_path / "copy.db"
+    log = SqliteLog(path)
+    incarnation = log.begin(claim())
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    copy.replace(path)
+    for kind in ("wal", "shm"):
+        (tmp_path / f"txn.db-{kind}").unlink()
+    newer = SqliteLog(path).begin(claim())
+    assert newer.token > incarnation.token
+    with pytest.raises(FencedError):
+        log.decide(record(incarnation, 0))

@@ -222,9 +222,15 @@ class HadoopFolder:
 
     def names(self, folder: str) -> Sequence[str]:
         def ask() -> list[str]:
-            found, names = self._fs.listFiles(self._path(folder), True), []
+            where = self._path(folder)
+            found, names = self._fs.listFiles(where, True), []
             while found.hasNext():
                 path = str(found.next().getPath().toUri().getPath())
+                if path == str(where.toUri().getPath()):
+                    raise LogUnavailableError(
+                        f"{self.address}: {path} is a file, and was a folder; nothing was written. "
+                        "Move the file away, and put the folder back"
+                    )
                 names.append(path.removeprefix(self._base))
             return [name for name in names if not name.rpartition("/")[2].startswith(".")]
 
