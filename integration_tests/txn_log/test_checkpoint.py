@@ -491,6 +491,6 @@ def test_another_log_for_a_checkpoint_that_has_its_own(query: Query) -> None:
 
 
 def test_file_system_whose_jar_is_missing(spark: SparkSession) -> None:
-    """Such as S3A, which comes with no PySpark: the message names the settings."""
+    """Such as ABFS, or S3A, which come with no PySpark: the message names the settings."""
     with pytest.raises(ConfigurationError, match=r"ClassNotFound.*spark\.jars\.packages"):
-        hadoop_folder("s3a://lake/ck")
+        hadoop_folder("abfs://lake@account.dfs.core.windows.net/ck")
