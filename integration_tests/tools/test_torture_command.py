@@ -51,6 +51,7 @@ def test_job_of_the_guide_is_clean_and_commands_run(
     ).stdout
     assert "server: echo restarted" in said
     assert (tmp_path / "restarts.txt").read_text() == "restarted\n"
+    assert re.search("^clean; report: .*/out/report.html$", said, re.MULTILINE)
     assert "clean" in (tmp_path / "out/report.html").read_text()
     assert {event["kind"] for event in events(tmp_path)} == {"seed", "start", "command", "look"}
 
@@ -90,6 +91,14 @@ def test_target_that_has_rows_is_refused(
     with (tmp_path / "staging.py").open("a") as module:
         module.write('\nreaders["file"] = lambda: [{"id": 3}]\n')
     assert "readers of file get 1 row already" in torture("staging:pipeline", check=ERROR).stderr
+
+
+def test_reader_of_a_folder_that_does_not_exist(
+    torture: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "lake").rmdir()
+    said = torture("staging:pipeline", check=ERROR).stderr
+    assert "the reader of file failed before the first driver (FileNotFoundError" in said
 
 
 def test_sink_without_a_reader_is_refused(

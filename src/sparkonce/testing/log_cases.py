@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,6 +27,7 @@ from sparkonce.txn_log.settlement import Ruling, Settlement
 QUERY = "11111111-2222-3333-4444-555555555555"
 OTHER_QUERY = "22222222-2222-3333-4444-555555555555"
 MOST_ROUND_TRIPS = 60
+_MOST_CALLS = 1000
 
 Verb = Callable[[TransactionLog, Incarnation], object]
 ResultT = TypeVar("ResultT")
@@ -267,8 +268,7 @@ def landed(act: Callable[[], object]) -> bool:
 
 def repeated(call: Callable[[], ResultT]) -> ResultT:
     """The answer of the call, which is repeated while others write or the outcome is unknown."""
-    while True:
-        try:
+    for _ in range(_MOST_CALLS):
+        with suppress(DecisionUnknownError, LogUnavailableError):
             return call()
-        except (DecisionUnknownError, LogUnavailableError):
-            continue
+    return call()

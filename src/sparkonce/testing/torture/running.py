@@ -201,7 +201,15 @@ class Torture:
                     f"{', '.join(sorted(names))}: give each sink a reader, by its name"
                 )
         for sink, read in self.readers.items():
-            if count := len(list(read())):
+            try:
+                count = len(list(read()))
+            except Exception as error:
+                raise ConfigurationError(
+                    f"the reader of {sink} failed before the first driver "
+                    f"({type(error).__name__}: {error}): create the target, or let the reader "
+                    "return no rows while there is none"
+                ) from error
+            if count:
                 raise ConfigurationError(
                     f"readers of {sink} get {counted(count, 'row')} already: give the job an empty "
                     "table, topic or folder; rows are numbered from 0"
