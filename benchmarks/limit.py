@@ -7,8 +7,8 @@ without a transaction: messages that are ready, rows that are encoded for COPY, 
 upload. Reading is Spark's own, into its format "noop". They take turns on the cores, so the limit
 of a pipeline is the harmonic sum of its parts: 1 / (1/read + 1/kafka + 1/postgres + 1/s3).
 
-The floor is what a sink in Python can reach: the same sum, where Spark computes the sinks' columns
-and passes them to a Python worker that only counts the rows (`mapInArrow`), in place of the read.
+The Python limit is what a sink in Python can reach at most: the same sum, where Spark computes the
+sinks' columns and passes them to a Python worker that only counts the rows, in place of the read.
 """
 
 from __future__ import annotations
@@ -173,16 +173,19 @@ def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def shares(found: Mapping[str, float]) -> dict[str, float]:
-    """Each pipeline's share of its limit and of its floor."""
+    """Each pipeline's share of its limit and of its Python limit."""
     parts = {sink: [sink] for sink in SINKS} | {"three": [*SINKS]}
     shown: dict[str, float] = {}
     for name, sinks in parts.items():
         clients = sum(1 / found[f"bare {sink}"] for sink in sinks)
         limit = 1 / (1 / found["read"] + clients)
-        floor = 1 / (1 / found[f"count {name}"] + clients)
+        python_limit = 1 / (1 / found[f"count {name}"] + clients)
         reached = found[f"sparkonce {name}"]
         shown |= {f"limit_{name}": limit, f"share_{name}": reached / limit}
-        shown |= {f"floor_{name}": floor, f"share_of_floor_{name}": reached / floor}
+        shown |= {
+            f"python_limit_{name}": python_limit,
+            f"share_of_python_limit_{name}": reached / python_limit,
+        }
     return shown
 
 

@@ -97,8 +97,8 @@ class Shapes:
         except AnalysisException as error:
             if "ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION" in str(error):
                 raise ConfigurationError(
-                    "shaped() cannot run inside the function of a flow, where Spark analyses "
-                    f"nothing: call it at the top of the file. Spark reports: {error}"
+                    "shaped() cannot be called in the function of a flow, where Spark does not "
+                    f"analyse data frames: call it at the top of the file. Spark reports: {error}"
                 ) from error
             faulty = [sink for sink in sinks if not _is_analysable(df, sink)]
             raise _not_in_one_pass(faulty or sinks, f"Spark reports: {error}") from error

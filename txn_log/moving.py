@@ -14,6 +14,8 @@ checkpoint. That id moves along with the pipeline (`Head.log_id`), so all names 
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +33,7 @@ _NOT_YET = 0
 
 
 def copy(
-    source: TransactionLog, target: TransactionLog, pipeline: str, *, by: str = ""
+    source: TransactionLog, target: TransactionLog, pipeline: str
 ) -> Sequence[TransactionRecord]:
     """Move a pipeline with its unfinished transactions, and fence its driver.
 
@@ -42,7 +44,6 @@ def copy(
         source: the log that has the pipeline; it refuses the pipeline's drivers afterwards.
         target: another log, which does not have the pipeline.
         pipeline: its name.
-        by: the process that moves it, which `status` shows as the holder of the new token.
 
     Returns:
         The records that were moved, newest first.
@@ -65,7 +66,7 @@ def copy(
         return records
     there = _put_finished(target, here, records)
     del records  # a long history is in memory only once
-    closed = source._write(lambda store: _close(store, pipeline, source, target, by))  # noqa: SLF001
+    closed = source._write(lambda store: _close(store, pipeline, source, target))  # noqa: SLF001
     records = source.history(pipeline, _ALL)
     _put(target, here, [record for record in records if record.id not in there])
     target._write(lambda store: _open(store, here, closed, target))  # noqa: SLF001
@@ -106,16 +107,15 @@ def _movable(
     return head
 
 
-def _close(
-    store: Store, pipeline: str, source: TransactionLog, target: TransactionLog, by: str
-) -> Head:
+def _close(store: Store, pipeline: str, source: TransactionLog, target: TransactionLog) -> Head:
     head = _movable(store.head(pipeline), source, target, pipeline)
     if head.moved_to is None:
         head = replace(
             head,
             token=head.token + 1,
             run_id=f"{OPERATOR}move to {target.address}",
-            driver=by or head.driver,
+            # Without the start of the process: it is gone soon, and the driver before it may run.
+            driver=f"{socket.gethostname()}:{os.getpid()}",
             started_at=time.time(),
             moved_to=target.address,
         )

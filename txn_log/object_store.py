@@ -127,15 +127,19 @@ class ObjectPlace:
         if not isinstance(first, str):
             if status_of(first) == _PRECONDITION_FAILED:
                 raise self._refusal("it refuses to create an object that does not exist")
-            raise self._folder.unavailable(first)  # such as a proxy in the server's place
+            raise self._folder.unavailable(first)  # such as 409: the bucket is being created
         second = self._put_patiently(name, "second", _NEW)
         third = self._put_patiently(name, "third", {"IfMatch": f'"{"0" * 32}"'})
         if isinstance(second, str) or isinstance(third, str):
-            raise self._refusal("it ignores the condition of a conditional PUT")
+            raise self._refusal(
+                "it ignores the condition of a conditional PUT, so two drivers could both decide"
+            )
 
     def _check_listing(self, folder: str, name: str) -> None:
         if name not in self._folder.names(folder):
-            raise self._refusal("it does not list an object that it has")
+            raise self._refusal(
+                "it does not list an object that it has, so old batches would be missing"
+            )
 
     def _put_patiently(self, name: str, text: str, condition: Mapping[str, str]) -> str | Exception:
         """The new entity tag, or the error that reports that the condition is not met.
@@ -177,7 +181,8 @@ class ObjectPlace:
                 if len(won) > 1:
                     raise self._refusal(
                         f"{_RACERS} conditional PUTs raced for one object, and the server reported "
-                        f"to {len(won)} of them that they met the condition"
+                        f"to {len(won)} of them that they met the condition: two drivers could "
+                        "both decide"
                     )
                 condition = {"IfMatch": won[0]} if won else condition
 
@@ -188,7 +193,7 @@ class ObjectPlace:
             server = answer["ResponseMetadata"]["HTTPHeaders"].get("server", server)
         return ConfigurationError(
             f"log={self.address}: the server ({self._folder.endpoint_url}, {server}) cannot "
-            f"keep a transaction log: {why}. Two drivers could both decide; use "
+            f"keep a transaction log: {why}. Use "
             "log=postgresql://… or sqlite:///…"
         )
 

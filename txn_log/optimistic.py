@@ -66,6 +66,6 @@ class OptimisticLog(TransactionLog):
                 return result
         raise LogUnavailableError(
             f"{self.address}: {_MOST_RACES} times another writer was faster, or the server refused "
-            "the condition of a write as if one was; nothing was written. Start one driver per "
-            "pipeline; if there is one, look for a proxy that answers in the server's place"
+            "the condition of a write; nothing was written. Start only one driver per pipeline. If "
+            "only one runs, look for a proxy that answers in the server's place"
         )

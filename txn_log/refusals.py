@@ -132,8 +132,9 @@ def fresh_checkpoint(claim: Claim, head: Head) -> ConfigurationError:
         f"the pipeline {claim.pipeline!r} is bound to the checkpoint of query {head.query_id}, "
         f"but {claim.checkpoint} is of query {claim.query_id}. A fresh checkpoint reads its "
         "sources from the start, so delivered rows would be written again. Use the old checkpoint. "
-        f"{_IF_LOST} Only if it begins right after that batch, and never for a full refresh, pass "
-        f'replaces="{head.query_id}". Use another name only for a job with targets of its own.'
+        f'{_IF_LOST} Pass replaces="{head.query_id}" only for one that begins right after that '
+        "batch, and never for a full refresh. Use another name only for a job with targets of its "
+        "own."
     )
 
 

@@ -78,7 +78,7 @@ class SqliteLog(TransactionLog):
         self._busy_timeout_s = busy_timeout_s
         self._lock = threading.RLock()
         self._open: sqlite3.Connection | None = None
-        self._opened: tuple[int, int] | None = None  # see `_file`
+        self._opened: tuple[int, int] | None = None  # see `_inode`
         self._log_id = ""
         closed_at_forks(self)
         if not create and not self._path.is_file():
@@ -150,12 +150,12 @@ class SqliteLog(TransactionLog):
     # -- connections and transactions ------------------------------------------------------------
 
     def _connect(self) -> sqlite3.Connection:
-        if self._open is not None and self._file() != self._opened:
+        if self._open is not None and self._inode() != self._opened:
             self.close()  # what is written into a file that was replaced or deleted is lost
         if self._open is None:
             if self._may_create:
                 self._path.touch(mode=0o600, exist_ok=True)
-            self._opened = self._file()
+            self._opened = self._inode()
             connection = sqlite3.connect(
                 f"{self._path.as_uri()}?mode=rw",
                 uri=True,
@@ -176,7 +176,7 @@ class SqliteLog(TransactionLog):
             self._open = connection
         return self._open
 
-    def _file(self) -> tuple[int, int] | None:
+    def _inode(self) -> tuple[int, int] | None:
         """Device and inode of the file that has the log's name now; None if there is none."""
         try:
             found = self._path.stat()

@@ -30,7 +30,7 @@ class _Slot:
 
 
 _slots: dict[Hashable, _Slot] = {}
-"""By the process, the function and its arguments. Both calls below change it atomically."""
+"""By the process, the function and its arguments. `once` and `forget` change it atomically."""
 
 
 def once(make: Callable[[*Arguments], T], *arguments: *Arguments) -> T:

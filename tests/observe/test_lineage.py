@@ -19,6 +19,8 @@ from sparkonce.errors import ConfigurationError, DecisionUnknownError, PrepareRe
 from sparkonce.failpoints import InjectedError
 from sparkonce.model import BranchId, Owner
 from sparkonce.observe import OpenLineage
+from sparkonce.observe.lineage.front import _Sender
+from sparkonce.once import made
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.support.lineage import Lineage, check, facts
 from tests.support.telemetry import BATCHES, RUN_ID, run
@@ -234,3 +236,10 @@ def test_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'sparkonce\[openlineage\]'"):
         OpenLineage()
+
+
+def test_command_starts_no_sender() -> None:
+    """It has the job, and follows no pipeline."""
+    lineage = OpenLineage(namespace="of a command")
+    lineage.flush()
+    assert made(_Sender, lineage) is None

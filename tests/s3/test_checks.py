@@ -59,7 +59,9 @@ class Server:
     def lists(self, name: str = "") -> None:
         """It lists uploads."""
         headers = {"HTTPHeaders": {"server": name} if name else {}}
-        self.stubber.add_response("list_multipart_uploads", {"ResponseMetadata": headers})
+        self.stubber.add_response(
+            "list_multipart_uploads", {"Bucket": "lake", "ResponseMetadata": headers}
+        )
 
     def refuses(self, operation: str, code: str, status: int) -> None:
         self.stubber.add_client_error(operation, code, http_status_code=status)

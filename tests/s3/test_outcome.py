@@ -67,7 +67,7 @@ def commit() -> Iterator[Callable[..., None]]:
                         "complete_multipart_upload", code, expected_params=expected
                     )
                 else:
-                    once.add_response("complete_multipart_upload", {}, expected)
+                    once.add_response("complete_multipart_upload", {"ETag": "1"}, expected)
             for index, head in enumerate(heads):
                 if index == 1 and parts:
                     ask.add_client_error("list_parts", parts)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
-from errno import ENOSPC
+import tempfile
+from pathlib import Path
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
@@ -86,15 +86,15 @@ def test_bucket_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
         open_folder("s3a://lake/ck", by_boto3=True)
 
 
-def test_local_disk_that_is_full(folder: S3FileFolder) -> None:
-    """A file is put together there before it is uploaded."""
-
-    def pieces() -> Iterator[bytes]:
-        yield b"x"
-        raise OSError(ENOSPC, "No space left on device")
-
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_local_disk_that_is_full(
+    folder: S3FileFolder, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A file is put together there before it is uploaded; a small one fails at its flush."""
+    full = Path("/dev/full")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: full.open("r+b"))
     with Stubber(folder.client) as server:
         for _ in range(2):
             server.add_response("list_objects_v2", {"Name": "lake"})
-        with pytest.raises(LogUnavailableError, match="make room there, or set TMPDIR"):
-            folder.store("sst", pieces)
+        with pytest.raises(LogUnavailableError, match="No space left.*let TMPDIR name another"):
+            folder.store("sst", lambda: [b"x" * size])

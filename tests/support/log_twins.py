@@ -28,7 +28,7 @@ from sparkonce.txn_log.sqlite import SqliteLog, _SqliteStore
 from tests.support.local_logs import FolderUnderTest, SqliteUnderTest, folder_of, path_of
 
 RED = (AssertionError, pytest.fail.Exception, SparkOnceError, sqlite3.Error)
-"""How a test of the contract turns red."""
+"""How a test of the contract turns red; an error that is no assertion must have a known text."""
 
 
 def _contract(twin: Any, of: type[LogUnderTest]) -> type[LogContract]:
@@ -101,7 +101,7 @@ def caught(
         for name in {"log", "other"} & wanted.keys():
             given[name] = stack.enter_context(closing(contract.open_log(address)))
         given = {name: value for name, value in given.items() if name in wanted}
-        with pytest.raises(RED, match=says):
+        with pytest.raises(RED if says else RED[:2], match=says):
             test(contract, **given, **arguments)
 
 

@@ -320,9 +320,9 @@ def test_copy_that_is_restored_under_a_driver(tmp_path: Path) -> None:
     incarnation = log.begin(claim())
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
         source.backup(target)
-    copy.replace(path)
     for kind in ("wal", "shm"):
         (tmp_path / f"txn.db-{kind}").unlink()
+    copy.replace(path)
     newer = SqliteLog(path).begin(claim())
     assert newer.token > incarnation.token
     with pytest.raises(FencedError):

@@ -329,7 +329,7 @@ PAIRS: list[tuple[Twin, Callable[..., None], str]] = [
     (RemembersEarly, partial(C.test_interrupted_write, verb="decide"), "retry was not written"),
     (KeepsTheLock, partial(C.test_interrupted_write, verb="decide"), "holds its lock"),
     (KeepsItsOwnId, C.test_first_drivers_share_one_log_id, "have different ids"),
-    (Unlocked, C.test_threads_share_one_log, "transaction|not an intact"),
+    (Unlocked, C.test_threads_share_one_log, "transaction|not an intact|not an error"),
     (BoundToItsThread, C.test_threads_share_one_log, "opened in another thread"),
     (StaleOnceClosed, C.test_closed_log_can_be_used_again, "sees an older state"),
     (NamesAsPatterns, C.test_similar_names_are_separate, MIXED),

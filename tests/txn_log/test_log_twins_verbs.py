@@ -347,7 +347,7 @@ PAIRS: list[tuple[Twin, Callable[..., None], str | None]] = [
         "DID NOT RAISE",
     ),
     (ShowsItsPassword, C.test_no_secret_is_shown, None),
-    (DropsTheFirstLog, C.test_pipeline_moves_here_and_away, None),
+    (DropsTheFirstLog, C.test_pipeline_moves_here_and_away, "belongs to the transaction log"),
     (ForgetsTheNewest, C.test_forget_keeps_the_newest_and_what_is_unfinished, None),
     (ForgetsNothing, C.test_history_is_bounded, None),
     (ForgetsNothing, C.test_long_history_is_bounded, None),

@@ -124,8 +124,8 @@ class Proof:
             raise self._asking.unresolved(
                 branch_id,
                 f"the cluster there is {cluster_id}, and the branch was prepared on "
-                f"{branch.cluster_id}; point bootstrap_servers at the latter, or, if that one "
-                f"is gone for good, {settle_command(branch_id)}",
+                f"{branch.cluster_id}; point bootstrap_servers at that one or, if it is gone for "
+                f"good, {settle_command(branch_id)}",
             )
 
     def _doubts(self, refused: Refusal) -> Iterator[str]:

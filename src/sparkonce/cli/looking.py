@@ -16,7 +16,6 @@ from sparkonce.cli.targets import Target, log_options, open_target
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import TransactionId
 from sparkonce.protocol.operating import head_of
-from sparkonce.protocol.processes import this_driver
 from sparkonce.txn_log import copy as copy_log
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import Head, TransactionRecord
@@ -178,7 +177,7 @@ def copy(source: str, target: str, pipeline: str | None, as_json: bool) -> int:
     with open_target(None, source, pipeline) as old:
         name = old.one().pipeline
         with contextlib.closing(open_log(target)) as new:
-            records = copy_log(old.log, new, name, by=this_driver())
+            records = copy_log(old.log, new, name)
     if as_json:
         screen.json({"pipeline": name, "to": new.address, "batches": len(records)})
     else:

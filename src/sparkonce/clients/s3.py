@@ -55,14 +55,16 @@ _NOT_VALID: Final = frozenset(
 )
 
 _ALWAYS: Final = {
+    "CompleteMultipartUpload": "ETag",
     "CreateMultipartUpload": "UploadId",
     "GetObject": "ETag",
     "HeadObject": "ETag",
+    "ListMultipartUploads": "Bucket",
     "ListObjectsV2": "Name",
     "PutObject": "ETag",
     "UploadPart": "ETag",
 }
-"""What each successful answer of S3 to a request has."""
+"""By operation, a field that every successful answer of S3 has."""
 
 _REDIRECTED: Final = 300
 
@@ -71,7 +73,7 @@ _DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
 
 
 def refuse_other_answers(client: S3Client) -> None:
-    """Make the client raise `ResponseParserError` for a success that is no answer of S3."""
+    """Make the client raise `ResponseParserError` for a success that S3 did not send."""
 
     def look(
         http_response: AWSResponse, parsed: Mapping[str, Any], model: OperationModel, **_: object
@@ -79,6 +81,8 @@ def refuse_other_answers(client: S3Client) -> None:
         wanted = _ALWAYS.get(model.name)
         status = http_response.status_code
         if wanted is not None and status < _REDIRECTED and wanted not in parsed:
+            if (body := parsed.get("Body")) is not None:
+                body.close()
             raise ResponseParserError(
                 f"{model.name} was answered with status {status} and without {wanted}, which S3 "
                 "never leaves out: something else, such as a proxy, answered in its place"
@@ -139,7 +143,7 @@ def code_of(error: Exception | None) -> str:
 
 
 def is_of_server(error: Exception) -> bool:
-    """Whether the error is an answer with a code of S3's; a proxy's answer has only a status."""
+    """Whether the error is an answer with one of S3's codes; a proxy's has only a status."""
     return re.match("[A-Za-z]", code_of(error)) is not None
 
 

@@ -86,7 +86,7 @@ class OpenTelemetry:
 
     @harmless
     def flush(self) -> None:
-        """See `sparkonce.observing.Telemetry`. Commands follow no pipeline, and have nothing."""
+        """See `sparkonce.observing.Telemetry`. A command follows no pipeline: it sends nothing."""
         observers = made(_Observers, self)
         if observers is not None:
             observers.flush()

@@ -223,13 +223,14 @@ class HadoopFolder:
     def names(self, folder: str) -> Sequence[str]:
         def ask() -> list[str]:
             where = self._path(folder)
+            here = str(where.toUri().getPath())
             found, names = self._fs.listFiles(where, True), []
             while found.hasNext():
                 path = str(found.next().getPath().toUri().getPath())
-                if path == str(where.toUri().getPath()):
+                if path == here:
                     raise LogUnavailableError(
-                        f"{self.address}: {path} is a file, and was a folder; nothing was written. "
-                        "Move the file away, and put the folder back"
+                        f"{self.address}: {path} is a file where a folder should be; nothing was "
+                        "written. Move the file away, and restore the folder"
                     )
                 names.append(path.removeprefix(self._base))
             return [name for name in names if not name.rpartition("/")[2].startswith(".")]

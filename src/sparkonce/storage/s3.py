@@ -4,10 +4,10 @@ Each write has a condition, is one request, and is sent once: a second attempt w
 of the first. The error after a failure depends on how far the request got:
 
     not sent, or the connection failed       nothing was written       LogUnavailableError
-    S3 refused it (4xx, 501, 503)            nothing was written       LogUnavailableError
+    S3 refused it (3xx, 4xx, 501, 503)       nothing was written       LogUnavailableError
     no answer, another server error, or an
-    error without a code of S3's, as from a
-    proxy                                    it may have been written  DecisionUnknownError
+    error without S3's own code, such as a
+    proxy's                                  it may have been written  DecisionUnknownError
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ THROTTLED: Final = frozenset({429, 503})
 
 _NOT_MET: Final = frozenset({404, 409, 412})
 _NOT_CONNECTED: Final = (EndpointConnectionError, ConnectTimeoutError)
-_REFUSED: Final = THROTTLED | {NOT_IMPLEMENTED, *range(400, 500)}
+_REFUSED: Final = THROTTLED | {NOT_IMPLEMENTED, *range(300, 500)}
 _NOT_MODIFIED: Final = 304
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 20
@@ -304,7 +304,8 @@ class S3Folder:
         if refused or not self._sending.has_begun or _is_not_connected(error):
             return self.unavailable(error)
         return DecisionUnknownError(
-            f"{self.address} did not respond to a write ({said(error)}); read the log again"
+            f"{self.address}: nobody knows whether a write has landed ({said(error)}); read the "
+            "log again"
         )
 
     def _no_client(self, error: BotoCoreError) -> LogUnavailableError:

@@ -95,18 +95,17 @@ class S3FileFolder(S3Folder):
     def store(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
         if self.exists(name):
             return
-        with tempfile.TemporaryFile() as whole:  # its size decides between one request and parts
-            try:
+        key = self.prefix + name
+        try:
+            with tempfile.TemporaryFile() as whole:  # its size decides: one request, or parts
                 whole.writelines(pieces())
                 whole.seek(0)
-            except OSError as error:
-                raise LogUnavailableError(
-                    f"{self.address}: a file for it cannot be written to {tempfile.gettempdir()} "
-                    f"({error}), nothing was uploaded; make room there, or set TMPDIR"
-                ) from error
-            self.ask(
-                "put", lambda: self.client.upload_fileobj(whole, self.bucket, self.prefix + name)
-            )
+                self.ask("put", lambda: self.client.upload_fileobj(whole, self.bucket, key))
+        except OSError as error:
+            raise LogUnavailableError(
+                f"{self.address}: the temporary file for {key} cannot be written ({error}), "
+                "nothing was uploaded; make room for it, or let TMPDIR name another folder"
+            ) from error
 
     def read_end(self, name: str, most_bytes: int) -> str | None:
         def ask() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,10 @@ class LogFaults(LogUnderTest):
             process = self.start(address, "write", verb, pipeline, incarnation.token, number)
             assert process.stdout is not None
             reached = process.stdout.readline().strip() == "paused"
-            process.kill()
+            if reached:
+                process.kill()
             process.communicate()
+            assert reached or process.returncode == 0, "the write failed in another process"
             after = self.open_log(address)
             _check_whole_step(after, incarnation, was, verb)
             newer = after.begin(claim(pipeline=pipeline))
@@ -124,13 +127,13 @@ class LogFaults(LogUnderTest):
                 with pytest.raises((LogUnavailableError, DecisionUnknownError)) as raised:
                     write()
                 errors.append(raised.value)
-            for each in (log, other, *self._opened(address, errors)):
+            for each in chain((log, other), self._opened(address, errors)):
                 for read, expected in zip(READS, before, strict=True):
                     try:
                         assert read(each, decided.id) == expected, "it does not read as before"
                     except LogUnavailableError as error:
                         errors.append(error)
-        for text in ("".join(traceback.format_exception(error)) for error in errors):
+        for text in map(_said, errors):
             assert not any(secret in text for secret in self.secrets), "an error shows a secret"
         assert log.find(record(incarnation, 1).id) is None
         written = log.decide(record(incarnation, 1))
@@ -196,6 +199,15 @@ class LogFaults(LogUnderTest):
             other.begin(claim(40, checkpoint_log_id=first.log_id))
         for each in (first, last):
             each.close()
+
+
+def _said(error: BaseException) -> str:
+    """The messages of the error and of its causes, without their lines of code."""
+    messages, seen = [], [error]
+    for each in seen:
+        messages += traceback.format_exception_only(each)
+        seen += [more for more in (each.__cause__, each.__context__) if more not in {None, *seen}]
+    return "".join(messages)
 
 
 def _check_whole_step(

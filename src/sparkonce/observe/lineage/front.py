@@ -18,7 +18,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.observe.harmless import harmless
 from sparkonce.observe.lineage.attempts import STEPS
 from sparkonce.observing import Courier, Facts, Seconds, Seen, Shown
-from sparkonce.once import forget, once
+from sparkonce.once import forget, made, once
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -77,8 +77,10 @@ class OpenLineage:
 
     @harmless
     def flush(self) -> None:
-        """See `sparkonce.observing.Telemetry`."""
-        once(_Sender, self).flush()
+        """See `sparkonce.observing.Telemetry`. A command follows no pipeline: it sends nothing."""
+        sender = made(_Sender, self)
+        if sender is not None:
+            sender.flush()
 
     def end(self) -> None:
         """Follow no pipeline any more, and send what waits; for tests."""
