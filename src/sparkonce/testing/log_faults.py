@@ -203,10 +203,15 @@ class LogFaults(LogUnderTest):
 
 def _said(error: BaseException) -> str:
     """The messages of the error and of its causes, without their lines of code."""
-    messages, seen = [], [error]
+    messages: list[str] = []
+    seen = [error]
     for each in seen:
         messages += traceback.format_exception_only(each)
-        seen += [more for more in (each.__cause__, each.__context__) if more not in {None, *seen}]
+        seen += [
+            more
+            for more in (each.__cause__, each.__context__)
+            if more is not None and more not in seen
+        ]
     return "".join(messages)
 
 
