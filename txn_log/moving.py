@@ -114,7 +114,8 @@ def _close(store: Store, pipeline: str, source: TransactionLog, target: Transact
             head,
             token=head.token + 1,
             run_id=f"{OPERATOR}move to {target.address}",
-            # Without the start of the process: it is gone soon, and the driver before it may run.
+            # Without its start time: `recover` would see that this process is gone, and would not
+            # ask before it fences the driver, which may still run.
             driver=f"{socket.gethostname()}:{os.getpid()}",
             started_at=time.time(),
             moved_to=target.address,

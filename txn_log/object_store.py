@@ -193,8 +193,7 @@ class ObjectPlace:
             server = answer["ResponseMetadata"]["HTTPHeaders"].get("server", server)
         return ConfigurationError(
             f"log={self.address}: the server ({self._folder.endpoint_url}, {server}) cannot "
-            f"keep a transaction log: {why}. Use "
-            "log=postgresql://… or sqlite:///…"
+            f"keep a transaction log: {why}. Use log=postgresql://… or sqlite:///…"
         )
 
 

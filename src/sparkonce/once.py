@@ -52,8 +52,7 @@ def once(make: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
 
 def made(make: Callable[[*Arguments], T], *arguments: *Arguments) -> T | None:
     """What `once` has made with these arguments in this process; None if it has made nothing."""
-    slot = _slots.get((os.getpid(), make, arguments))
-    return cast("T", slot.made[0]) if slot is not None and slot.made else None
+    return cast("T | None", _content(_slots.get((os.getpid(), make, arguments))))
 
 
 def forget(make: Callable[[*Arguments], T], *arguments: *Arguments) -> T | None:
@@ -62,5 +61,8 @@ def forget(make: Callable[[*Arguments], T], *arguments: *Arguments) -> T | None:
     Returns:
         The object that was kept, for the caller to close; None if there was none.
     """
-    slot = _slots.pop((os.getpid(), make, arguments), None)
-    return cast("T", slot.made[0]) if slot is not None and slot.made else None
+    return cast("T | None", _content(_slots.pop((os.getpid(), make, arguments), None)))
+
+
+def _content(slot: _Slot | None) -> object:
+    return slot.made[0] if slot is not None and slot.made else None

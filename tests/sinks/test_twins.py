@@ -7,7 +7,6 @@ all of them.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,12 +28,10 @@ from sparkonce.sinks.sqlite import Staged, Staging
 from sparkonce.testing import SinkContract
 from sparkonce.testing.sink_world import SCHEMA, Stage
 from tests.support.sink_worlds import caught, file_world, sqlite_world
+from tests.support.twins import name_of, twins_on
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "contributing" / "twins.md"
 
 
 # -- abort and discard -----------------------------------------------------------------------------
@@ -363,10 +360,6 @@ PAIRS: list[tuple[type[FileSink | SqliteSink], Callable[..., None], str]] = [
 ]
 
 
-def name_of(test: Any) -> str:
-    return str(getattr(test, "func", test).__name__)
-
-
 @pytest.mark.parametrize(
     ("sink", "test", "says"),
     PAIRS,
@@ -387,18 +380,7 @@ def test_mistake_turns_a_test_red(
 
 def test_every_test_of_the_contract_has_a_twin() -> None:
     """The page names a mistake for each, and the test that makes it: both exist."""
-    rows = re.findall(
-        r"^\| `(\w+)` \| .+ \| `([\w/.]+)::(\w+)` \|$", PAGE.read_text(), re.MULTILINE
-    )
-    contract = {name for name in dir(SinkContract) if name.startswith("test_")}
-    named = {name for name, _, _ in rows}
-    assert not contract - named, f"docs/contributing/twins.md has no twin of {contract - named}"
-    assert not named - contract, f"the contract has no {named - contract}"
-    for name, file, test in rows:
-        paths = [ROOT / tree / file for tree in ("tests", "integration_tests")]
-        text = "\n".join(path.read_text() for path in paths if path.exists())
-        assert f"def {test}(" in text, f"{file} has no {test}"
-        assert re.search(rf"\.{name}\b", text), f"{file} does not run {name}"
+    assert list(twins_on("twins.md", SinkContract))
 
 
 class TakesAll(FileSink):

@@ -69,6 +69,19 @@ class SqliteTwin(SqliteLog):
             return step(self.Store(connection, self.address))
 
 
+class DeletingStore(_SqliteStore):
+    """Forgets by one statement. A subclass says which records it deletes."""
+
+    deleted: ClassVar[str]
+    """SQL over the columns of a record, with :pipeline, :query_id and :below."""
+
+    def forget(self, pipeline: str, query_id: str, below: int) -> None:
+        self._connection.execute(
+            f"DELETE FROM sparkonce_records WHERE {self.deleted}",
+            {"pipeline": pipeline, "query_id": query_id, "below": below},
+        )
+
+
 class FolderTwin(DocumentLog):
     """A log in a folder of a local disk. A subclass makes the mistake."""
 
@@ -103,8 +116,3 @@ def caught(
         given = {name: value for name, value in given.items() if name in wanted}
         with pytest.raises(RED if says else RED[:2], match=says):
             test(contract, **given, **arguments)
-
-
-def name_of(test: Any) -> str:
-    """The name of a test, or of one with some of its arguments."""
-    return str(getattr(test, "func", test).__name__)

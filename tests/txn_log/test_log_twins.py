@@ -27,11 +27,8 @@ from sparkonce.txn_log.document import _Pipeline, _Seen
 from sparkonce.txn_log.record import Head, TransactionRecord
 from sparkonce.txn_log.sealing import seal, unseal
 from sparkonce.txn_log.sqlite import _SqliteStore
-from tests.support.log_twins import FolderTwin, SqliteTwin, Twin, caught, name_of
-
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "contributing" / "log-twins.md"
-
+from tests.support.log_twins import DeletingStore, FolderTwin, SqliteTwin, Twin, caught
+from tests.support.twins import name_of, twins_on
 
 # -- records that are lost -------------------------------------------------------------------------
 
@@ -39,37 +36,28 @@ PAGE = ROOT / "docs" / "contributing" / "log-twins.md"
 class ForgetsDecided(SqliteTwin):
     """Forgets all that is old, also what is decided and not committed yet."""
 
-    class Store(_SqliteStore):
-        def forget(self, pipeline: str, query_id: str, below: int) -> None:
-            self._connection.execute(
-                "DELETE FROM sparkonce_records WHERE pipeline = ? AND query_id = ?"
-                " AND batch_id < ? AND state != 'settled'",
-                (pipeline, query_id, below),
-            )
+    class Store(DeletingStore):
+        deleted = (
+            "pipeline = :pipeline AND query_id = :query_id AND batch_id < :below"
+            " AND state != 'settled'"
+        )
 
 
 class ForgetsOtherQueries(SqliteTwin):
     """Forgets by the number of the batch, whatever the query."""
 
-    class Store(_SqliteStore):
-        def forget(self, pipeline: str, query_id: str, below: int) -> None:
-            self._connection.execute(
-                "DELETE FROM sparkonce_records"
-                " WHERE pipeline = ? AND batch_id < ? AND state = 'complete'",
-                (pipeline, below),
-            )
+    class Store(DeletingStore):
+        deleted = "pipeline = :pipeline AND batch_id < :below AND state = 'complete'"
 
 
 class ForgetsByPrefix(SqliteTwin):
     """Forgets in every pipeline whose name begins with that of the pipeline."""
 
-    class Store(_SqliteStore):
-        def forget(self, pipeline: str, query_id: str, below: int) -> None:
-            self._connection.execute(
-                "DELETE FROM sparkonce_records"
-                " WHERE substr(pipeline, 1, ?) = ? AND batch_id < ? AND state = 'complete'",
-                (len(pipeline), pipeline, below),
-            )
+    class Store(DeletingStore):
+        deleted = (
+            "substr(pipeline, 1, length(:pipeline)) = :pipeline AND batch_id < :below"
+            " AND state = 'complete'"
+        )
 
 
 class ListsTheNewest(SqliteTwin):
@@ -351,14 +339,5 @@ def test_mistake_turns_a_test_red(
 
 def test_every_test_of_the_log_contract_has_a_twin() -> None:
     """The page names a mistake for each, and the test that makes it: both exist."""
-    rows = re.findall(
-        r"^\| `(\w+)` \| .+ \| `([\w/.]+)::(\w+)` \|$", PAGE.read_text(), re.MULTILINE
-    )
-    contract = {name for name in dir(LogContract) if name.startswith("test_")}
-    named = {name for name, _, _ in rows}
-    assert not contract - named, f"docs/contributing/log-twins.md has no twin of {contract - named}"
-    assert not named - contract, f"the contract has no {named - contract}"
-    for name, file, test in rows:
-        text = (ROOT / "tests" / file).read_text()
-        assert f"def {test}(" in text, f"{file} has no {test}"
+    for name, file, text in twins_on("log-twins.md", LogContract):
         assert re.search(rf"\bC\.{name}\b", text), f"{file} does not run {name}"

@@ -23,7 +23,8 @@ from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
 from sparkonce.txn_log.settlement import Settlement
 from sparkonce.txn_log.sqlite import _SqliteStore
-from tests.support.log_twins import FolderTwin, SqliteTwin, Twin, caught, name_of
+from tests.support.log_twins import DeletingStore, FolderTwin, SqliteTwin, Twin, caught
+from tests.support.twins import name_of
 
 
 class RoundsTimes(SqliteTwin):
@@ -54,13 +55,11 @@ class DropsAmendments(SqliteTwin):
 class ForgetsSettled(SqliteTwin):
     """Forgets what is finished, also what an operator has settled."""
 
-    class Store(_SqliteStore):
-        def forget(self, pipeline: str, query_id: str, below: int) -> None:
-            self._connection.execute(
-                "DELETE FROM sparkonce_records WHERE pipeline = ? AND query_id = ?"
-                " AND batch_id < ? AND state IN ('complete', 'settled')",
-                (pipeline, query_id, below),
-            )
+    class Store(DeletingStore):
+        deleted = (
+            "pipeline = :pipeline AND query_id = :query_id AND batch_id < :below"
+            " AND state IN ('complete', 'settled')"
+        )
 
 
 class ForgetsTheNewest(SqliteTwin):

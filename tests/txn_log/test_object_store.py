@@ -143,8 +143,8 @@ class Server:
         objects: by key.
         refuse: gives the status and the code of a refusal, or None.
         headers: of the answers with an error, by its code.
-        late: gives what a proxy answers although the server has done what the request wants: the
-            status, and the body with status 200.
+        late: gives the status and the body of a proxy's answer, after the server has done what the
+            request wants; None lets the server answer.
     """
 
     def __init__(self) -> None:
@@ -396,7 +396,7 @@ LOGIN_PAGES = [
 
 @pytest.mark.parametrize("page", LOGIN_PAGES)
 def test_login_page_is_no_empty_log(place: ObjectPlace, server: Server, page: bytes) -> None:
-    """A proxy answers 200 in the server's place: the log is away, not empty."""
+    """A proxy answers 200 in the server's place: the log is unreachable, not empty."""
     log = DocumentLog(place)
     log.begin(claim())
     server.late = lambda _: (200, page)

@@ -21,7 +21,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
-from sparkonce.clients.s3 import refuse_other_answers, when_not_valid
+from sparkonce.clients.s3 import require_s3_answers, when_not_valid
 from sparkonce.errors import ConfigurationError
 from sparkonce.once import forget, once
 from sparkonce.sinks.s3.connecting.settings import ClientFactory, S3Connection
@@ -159,7 +159,7 @@ class _Made:
             client = self._built(_config(purpose, style))
         if self._settings.aws_access_key_id is None:  # keys in the settings would be refused again
             when_not_valid(client, self._recipe.close)
-        refuse_other_answers(client)
+        require_s3_answers(client)
         return client
 
     def _built(self, config: Config) -> S3Client:

@@ -72,7 +72,7 @@ _DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
 """Suffixes of the names of S3 Express One Zone's buckets, and of access points to them."""
 
 
-def refuse_other_answers(client: S3Client) -> None:
+def require_s3_answers(client: S3Client) -> None:
     """Make the client raise `ResponseParserError` for a success that S3 did not send."""
 
     def look(

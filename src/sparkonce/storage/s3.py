@@ -40,7 +40,7 @@ from sparkonce.clients.s3 import (
     endpoint_setting,
     has_delete_marker,
     is_of_server,
-    refuse_other_answers,
+    require_s3_answers,
     said,
     status_of,
     when_not_valid,
@@ -170,7 +170,7 @@ class S3Folder:
             ),
         )
         when_not_valid(client, self.close)
-        refuse_other_answers(client)
+        require_s3_answers(client)
         client.meta.events.register("before-send.s3.PutObject", self._note_that_it_is_sent)
         return client
 
