@@ -195,7 +195,9 @@ def test_source_with_too_few_batches(tmp_path: Path) -> None:
 def test_reader_of_a_sink_that_is_not_there_is_named(shop: Shop, tmp_path: Path) -> None:
     path = shop.path
     with pytest.raises(
-        AssertionError, match=r"names \('sqlight',\), and the pipeline's sinks are \['sqlite'\]"
+        AssertionError,
+        match=r"\A.*: ValueError: readers= names \('sqlight',\), and the pipeline's sinks are "
+        r"\['sqlite'\]",
     ):
         assert_exactly_once(
             lambda log: ExactlyOnce("shop", sinks=[SqliteSink(path, "orders")], log=log),

@@ -312,6 +312,10 @@ def test_log_inside_the_checkpoint_comes_along(
     job.checkpoint = "restored"
     job.run(job.pipeline(log="checkpoint"), aggregated)
     assert delivered(job.out) == counted(range(4))
+    if not is_lost:  # it is impossible, so nobody is asked whether to fence the driver
+        again = ["savepoint", "restore", name, root, "s", "--into", str(job.folder / "again")]
+        assert run(again) == ERROR
+        assert "have every batch up to 3" in capsys.readouterr().err
     assert run(["savepoint", "delete", root, "s"]) == 0
     assert not list((tmp_path / "savepoints" / "files").iterdir())
 

@@ -17,7 +17,7 @@ finish what it began, and no start is admitted until it has. Each step can be re
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -96,12 +96,15 @@ class Rewind:
             )
 
 
-def restore(filling: Filling, parent_log: TransactionLog) -> str:
+def restore(
+    filling: Filling, parent_log: TransactionLog, confirm: Callable[[], object] = lambda: None
+) -> str:
     """Make a checkpoint with which the savepoint's own pipeline goes on.
 
     Args:
         filling: the savepoint and the checkpoint.
         parent_log: the log of the savepoint's pipeline, as it is now.
+        confirm: called when nothing forbids it, before anything is changed; raises to stop it.
 
     Returns:
         The new query id.
@@ -128,6 +131,7 @@ def restore(filling: Filling, parent_log: TransactionLog) -> str:
             "twice. Take a savepoint of now, rewind the sinks to this one, or fork it into other "
             "targets"
         )
+    confirm()
     return _go_back(filling, Rewind(manifest, head, records, removals=()), log)
 
 
@@ -136,6 +140,7 @@ def rewind(
     parent_log: TransactionLog,
     sinks: Mapping[str, AnySink],
     kept: Collection[str] = (),
+    confirm: Callable[[], object] = lambda: None,
 ) -> tuple[str, Rewind]:
     """Take the later batches out of the sinks, and make a checkpoint that continues after it.
 
@@ -144,6 +149,7 @@ def rewind(
         parent_log: see `restore`.
         sinks: see `Rewind.of`.
         kept: see `Rewind.of`.
+        confirm: see `restore`.
 
     Returns:
         The new query id, and what was done.
@@ -158,6 +164,7 @@ def rewind(
     log = _log_now(parent_log, filling)
     done = Rewind.of(filling.manifest, log, pipeline=filling.pipeline, sinks=sinks, kept=kept)
     done.check()
+    confirm()
     return _go_back(filling, done, log), done
 
 

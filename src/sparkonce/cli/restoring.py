@@ -6,10 +6,10 @@ rewind          takes later batches out of the sinks first
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +156,7 @@ def _uses_savepoint(*, create: bool) -> Callable[[Callable[..., int]], click.Com
             metavar="SERVERS",
             help="Check that Kafka still has the input: host:port,…, or a file of JSON.",
         )
-        @functools.wraps(action)
+        @wraps(action)
         def command(
             *, job: str, root: str, name: str, into: str, brokers: str | None, **options: Any
         ) -> int:
@@ -200,8 +200,8 @@ def restore(use: _Use, *, lost: bool, moved: Sequence[str], yes: bool, as_json: 
         query_id = making.restore_lost(use.filling(moved))
     else:
         log = use.log_now(but_not=use.into)
-        may_fence(log, use.name, yes=yes)
-        query_id = making.restore(use.filling(moved), log)
+        confirm = partial(may_fence, log, use.name, yes=yes)
+        query_id = making.restore(use.filling(moved), log, confirm)
     return _said_where(Screen(as_json=as_json), use, query_id)
 
 
@@ -254,8 +254,8 @@ def rewind(
         use.place.check_whole(use.manifest)
         found = Rewind.of(use.manifest, log, pipeline=use.name, sinks=sinks, kept=kept)
     else:
-        may_fence(log, use.name, yes=yes)
-        query_id, found = making.rewind(use.filling(moved), log, sinks, kept)
+        confirm = partial(may_fence, log, use.name, yes=yes)
+        query_id, found = making.rewind(use.filling(moved), log, sinks, kept, confirm)
     return _said_what(Screen(as_json=as_json), use, found, query_id)
 
 

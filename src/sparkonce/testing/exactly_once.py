@@ -226,10 +226,11 @@ class _Run:
 
     def _report(self, what: str) -> str:
         kills = "\n  ".join(self.history)
+        tail = log_tail(self.driver.log)
+        end = "" if tail in what else f"; the end of the driver's log: {tail}"
         return (
             f"{what}\nnoticed at {self.history[-1]}\nkills so far:\n  {kills}\n"
-            f"everything is kept in {self._folder}; the end of the driver's log: "
-            f"{log_tail(self.driver.log)}"
+            f"everything is kept in {self._folder}{end}"
         )
 
     def _wait_until_planned(self, batch: int) -> None:
