@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from sparkonce import failpoints
@@ -26,7 +26,7 @@ from sparkonce.txn_log.settlement import Ruling, Settlement
 
 QUERY = "11111111-2222-3333-4444-555555555555"
 OTHER_QUERY = "22222222-2222-3333-4444-555555555555"
-MOST_ROUND_TRIPS = 60
+_MOST_PLACES = 60
 _MOST_CALLS = 1000
 
 Verb = Callable[[TransactionLog, Incarnation], object]
@@ -193,25 +193,49 @@ def _recorded(log: TransactionLog, incarnation: Incarnation) -> TransactionRecor
     return found
 
 
-@contextmanager
-def at_round_trip(number: int, action: Callable[[], None]) -> Iterator[list[str]]:
-    """Call `action` at the nth place that the log reports: the start or end of a round trip.
+@dataclass
+class Place:
+    """The nth place that a log reports during a write: the start or end of a round trip.
 
-    Yields a list that gets a text for the place when the log reaches it.
+    Attributes:
+        number: n, from 0.
+        reached: the place as text, once the log has reached it.
     """
-    reached: list[str] = []
-    count = itertools.count()
 
-    def handle(point: str, where: Mapping[str, object]) -> None:
-        if point in failpoints.LOG_POINTS and next(count) == number:
-            reached.append(f"{point} {where.get('request')}")
-            action()
+    number: int
+    reached: str = ""
 
-    before, failpoints.handler = failpoints.handler, handle
-    try:
-        yield reached
-    finally:
-        failpoints.handler = before
+    @property
+    def pipeline(self) -> str:
+        """A pipeline of its own."""
+        return f"p{self.number}"
+
+    @contextmanager
+    def call(self, action: Callable[[], None]) -> Iterator[None]:
+        """Call `action` when the log reaches the place within the block."""
+        count = itertools.count()
+
+        def handle(point: str, where: Mapping[str, object]) -> None:
+            if point in failpoints.LOG_POINTS and next(count) == self.number:
+                self.reached = f"{point} {where.get('request')}"
+                action()
+
+        before, failpoints.handler = failpoints.handler, handle
+        try:
+            yield
+        finally:
+            failpoints.handler = before
+
+
+def places() -> Iterator[Place]:
+    """Each place of a write in turn, and one more, which it does not reach."""
+    for number in range(_MOST_PLACES):
+        place = Place(number)
+        yield place
+        if not place.reached:
+            assert number > 0, "the log reports no round trips"
+            return
+    raise AssertionError("the log's round trips do not end")
 
 
 @contextmanager

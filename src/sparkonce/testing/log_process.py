@@ -20,7 +20,7 @@ from sparkonce.testing import log_cases
 from sparkonce.testing.log_cases import (
     QUERY,
     WRITES,
-    at_round_trip,
+    Place,
     begin_after_repartitions,
     claim,
     record,
@@ -66,7 +66,7 @@ def write(log: TransactionLog, verb: str, pipeline: str, token: str, number: str
         print("paused", flush=True)
         sys.stdin.read()
 
-    with at_round_trip(int(number), pause):
+    with Place(int(number)).call(pause):
         if verb == "begin":
             begin_after_repartitions(log, incarnation)
         else:
@@ -100,7 +100,7 @@ def fork_amid_a_write(log: TransactionLog) -> None:
         forking.wait()
 
     def decide() -> None:
-        with at_round_trip(0, pause):
+        with Place(0).call(pause):
             log.decide(record(incarnation, 0))
 
     threading.Thread(target=decide).start()
