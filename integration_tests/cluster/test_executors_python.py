@@ -75,7 +75,8 @@ def other_python() -> tuple[Path, str]:
     pytest.skip("needs an interpreter of another minor version (apt install pypy3)")
 
 
-@pytest.mark.parametrize("bad", [(1,), pytest.param((0, 1), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [(1,), (0, 1)])
 def test_host_with_another_python_is_named(
     network: Network, tmp_path: Path, bad: Sequence[int]
 ) -> None:

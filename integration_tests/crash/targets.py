@@ -183,6 +183,14 @@ def postgres_target(
     return Target("PostgresSink", [dsn or server.dsn], settings, read, leaks, lose)
 
 
+def direct_targets(server: PostgresServer, fresh_name: Callable[[], str]) -> list[Target]:
+    """Postgres with `load="direct"`: appends, and upserts in their own pass over the batch."""
+    return [
+        postgres_target(server, fresh_name(), name="straight", load="direct"),
+        postgres_target(server, fresh_name(), name="upsert", load="direct", key=["id"], writers=3),
+    ]
+
+
 def s3_target(
     server: S3Server, bucket: str, name: str, *, endpoint_url: str | None = None
 ) -> Target:

@@ -16,6 +16,7 @@ from integration_tests.crash.scenario import POLICIES, Scenario
 from integration_tests.crash.targets import (
     Target,
     delta_target,
+    direct_targets,
     file_target,
     iceberg_target,
     real_targets,
@@ -39,18 +40,23 @@ def all_targets(
 
 
 def test_driver_killed_around_the_decision_with_all_real_sinks(
-    tmp_path: Path, all_targets: Sequence[Target]
+    tmp_path: Path,
+    services: Services,
+    fresh_name: Callable[[], str],
+    all_targets: Sequence[Target],
 ) -> None:
     """Before the decision, after it, in the recovery, and between the commits of two sinks."""
     steps = [
+        Kill("prepare.after", "none", "upsert", aborts=True),
         Kill("vote.after", "none", "iceberg", aborts=True),
         Kill("decide.after", "none"),
         Kill("recover.after", "all", again=True),
         Kill("commit.before", "held", "delta"),
-        Kill("commit.after", "ahead", "kafka"),
+        Kill("commit.after", "ahead", "straight"),
         Kill("complete.before", "all"),
     ]
-    with Scenario(tmp_path, all_targets, batches_of(steps)) as scenario:
+    targets = [*all_targets, *direct_targets(services.postgres, fresh_name)]
+    with Scenario(tmp_path, targets, batches_of(steps)) as scenario:
         run_chain(scenario, steps, whole=False)
 
 

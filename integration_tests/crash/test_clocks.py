@@ -80,9 +80,10 @@ def clock(fresh_clock: Callable[[], ShiftedClock]) -> ShiftedClock:
     ("policy", "held", "state"),
     [
         ("immediate", "decide.after", State.DECIDED),
-        pytest.param("after_checkpoint", "hold.after", State.PREPARED, marks=pytest.mark.slow),
+        ("after_checkpoint", "hold.after", State.PREPARED),
     ],
 )
+@pytest.mark.slow
 def test_clock_of_each_driver_is_two_days_off_the_one_before(
     tmp_path: Path,
     services: Services,

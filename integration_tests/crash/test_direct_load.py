@@ -1,7 +1,7 @@
 """The crashes with Postgres in ``load="direct"``: each task prepares its own transaction.
 
 The pipeline also has an upsert with the same load, whose rows are distributed by their keys in
-their own pass, and a folder, the simplest sink.
+their own pass, and a folder, the simplest sink. `test_chain.py` has some of them in every test run.
 """
 
 from __future__ import annotations
@@ -15,31 +15,16 @@ from integration_tests.crash.chains import batches_of, run_chain
 from integration_tests.crash.faults import POINTS_OF_FAULTS, Fault, break_servers
 from integration_tests.crash.losses import lose, names_of
 from integration_tests.crash.scenario import POLICIES, Scenario, Target
-from integration_tests.crash.targets import file_target, postgres_target
+from integration_tests.crash.targets import direct_targets, file_target
 from sparkonce.protocol.pipeline import CommitPolicy
-from sparkonce.testing.kills import Kill, crash_points
+from sparkonce.testing.kills import crash_points
 from sparkonce.testing.services import Services
 
 
 @pytest.fixture
 def targets(tmp_path: Path, services: Services, fresh_name: Callable[[], str]) -> list[Target]:
-    return [
-        postgres_target(services.postgres, fresh_name(), name="straight", load="direct"),
-        postgres_target(
-            services.postgres, fresh_name(), name="upsert", load="direct", key=["id"], writers=3
-        ),
-        file_target(tmp_path / "folder", "folder"),
-    ]
-
-
-def test_driver_killed_around_the_decision(tmp_path: Path, targets: list[Target]) -> None:
-    steps = [
-        Kill("prepare.after", "none", "upsert", aborts=True),
-        Kill("decide.after", "none"),
-        Kill("commit.after", "ahead", "straight"),
-    ]
-    with Scenario(tmp_path, targets, batches_of(steps)) as scenario:
-        run_chain(scenario, steps, whole=False)
+    direct = direct_targets(services.postgres, fresh_name)
+    return [*direct, file_target(tmp_path / "folder", "folder")]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from integration_tests.support.open_logs import open_postgres
 from integration_tests.support.postgres import roll_back_all, wal_kept_back
 from integration_tests.support.proxy import Proxy, holds
 from sparkonce.errors import ConfigurationError, LogUnavailableError
@@ -61,9 +62,7 @@ class TestPostgresLog(LogContract):
             )
         return address.replace("postgres@", f"{ROLE}:{quote(PASSWORD, safe='')}@")
 
-    @staticmethod
-    def open_log(address: str) -> TransactionLog:
-        return PostgresLog(address, statement_timeout_s=10.0)
+    open_log = staticmethod(open_postgres)
 
     def damage(self, address: str, old: str, new: str) -> None:
         schema = sql.Identifier(schema_of(address))
@@ -263,8 +262,7 @@ class TestPostgresLog(LogContract):
         """The schema is made once, and all get one log id."""
         racers = [self.start(address, "begin", 1) for _ in range(4)]
         for racer in racers:
-            racer.communicate()
-        assert [racer.returncode for racer in racers] == [0] * 4
+            racer.answer()
         log = self.open_log(address)
         head = log.head("orders")
         assert head is not None

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from integration_tests.support.open_logs import open_objects
 from integration_tests.support.proxy import Proxy
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.testing import checks
@@ -34,9 +35,7 @@ class TestObjectStoreLog(LogContract):
         type(self).server = start_kind("versitygw").s3["versitygw"]
         return fresh_log(self.server)
 
-    @staticmethod
-    def open_log(address: str) -> TransactionLog:
-        return DocumentLog(ObjectPlace(address))  # without the race, which takes a second
+    open_log = staticmethod(open_objects)
 
     @contextmanager
     def objects(self, address: str) -> Iterator[tuple[S3Client, str, list[Any]]]:

@@ -1,24 +1,22 @@
-"""The programs that `LogContract` runs in other processes: begin, deliver, write, fork.
-
-python -m sparkonce.testing.log_process MODULE:CLASS ADDRESS PROGRAM ARGUMENTS…
-"""
+"""The programs that `LogContract` runs in other processes: begin, deliver, write, fork."""
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from sparkonce.errors import DecisionUnknownError, FencedError, LogUnavailableError
-from sparkonce.model import Owner
 from sparkonce.testing import log_cases
+from sparkonce.testing.forking import fork_server
 from sparkonce.testing.log_cases import (
-    QUERY,
     WRITES,
     Place,
     begin_after_repartitions,
@@ -31,18 +29,77 @@ from sparkonce.txn_log.record import Incarnation, State
 
 _AGAIN = (DecisionUnknownError, LogUnavailableError)
 _HANGS_S = 30
+_PAUSED = "paused"
 
 
-def begin(log: TransactionLog, times: str) -> None:
-    """Take tokens as fast as possible, and print them with the log's id."""
-    tokens = [_begin(log, 0).token for _ in range(int(times))]
-    print(json.dumps({"log_id": log.log_id, "tokens": tokens}))
+class LogProcess:
+    """A process that opens the log and runs a program; both ends of a pipe are its only link.
+
+    Args:
+        open_log: opens it there; the process gets it pickled.
+        address: of the log.
+        program: the name of a function of this module.
+        arguments: of the program.
+    """
+
+    def __init__(
+        self,
+        open_log: Callable[[str], TransactionLog],
+        address: str,
+        program: str,
+        *arguments: object,
+    ) -> None:
+        self._here, there = Pipe()
+        given = (there, dict(os.environ), open_log, address, program, *arguments)
+        self._process = fork_server().Process(target=_main, args=given, daemon=True)
+        self._process.start()
+        there.close()
+
+    def answer(self) -> Any:
+        """Wait for its end, and for that of its children; return what it answered, if anything.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        said = self._until_the_end()
+        assert self._process.exitcode == 0, f"another process failed: {said}"
+        return said[0] if said else None
+
+    def killed_at_its_pause(self) -> bool:
+        """SIGKILL it when it pauses; return False if it ended without a pause.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        try:
+            said = self._here.recv()
+        except EOFError:
+            said = None
+        if is_paused := bool(said == _PAUSED):
+            self._process.kill()
+        said = [said, *self._until_the_end()]
+        assert is_paused or self._process.exitcode == 0, f"another process failed: {said}"
+        return is_paused
+
+    def _until_the_end(self) -> list[Any]:
+        said = []
+        with suppress(EOFError):
+            while True:
+                said.append(self._here.recv())
+        self._process.join()
+        self._here.close()
+        return said
 
 
-def deliver(log: TransactionLog, rounds: str) -> None:
-    """In each round, begin, complete unfinished batches and decide the next; print decisions."""
+def begin(parent: Connection, log: TransactionLog, times: int) -> None:
+    """Take tokens as fast as possible, and send the log's id with them."""
+    parent.send((log.log_id, [_begin(log, 0).token for _ in range(times)]))
+
+
+def deliver(parent: Connection, log: TransactionLog, rounds: int) -> None:
+    """In each round, begin, complete unfinished batches and decide the next; send decisions."""
     made = []
-    for _ in range(int(rounds)):
+    for _ in range(rounds):
         try:
             newest = log.history("orders", limit=1)
             upcoming = newest[0].id.batch_id + 1 if newest else 0
@@ -55,41 +112,42 @@ def deliver(log: TransactionLog, rounds: str) -> None:
                 log.complete(decided, incarnation.token)
         except (FencedError, *_AGAIN):
             continue
-    print(json.dumps(made))
+    parent.send(made)
 
 
-def write(log: TransactionLog, verb: str, pipeline: str, token: str, number: str) -> None:
+def write(
+    parent: Connection, log: TransactionLog, verb: str, incarnation: Incarnation, number: int
+) -> None:
     """Pause at a round trip of one write; the parent process kills this one there."""
-    incarnation = Incarnation(pipeline, Owner(log.log_id, QUERY), int(token))
 
     def pause() -> None:
-        print("paused", flush=True)
-        sys.stdin.read()
+        parent.send(_PAUSED)
+        parent.recv()
 
-    with Place(int(number)).call(pause):
+    with Place(number).call(pause):
         if verb == "begin":
             begin_after_repartitions(log, incarnation)
         else:
             WRITES[verb][1](log, incarnation)
 
 
-def fork(log: TransactionLog, rounds: str) -> None:
+def fork(_parent: Connection, log: TransactionLog, rounds: int) -> None:
     """Deliver in a parent and its child at once; the child delivers one more after the parent."""
     begun = {name: log.begin(claim(pipeline=name)) for name in ("parent", "child")}
     parent_ended, held_by_parent = os.pipe()
     is_child = os.fork() == 0
     signal.alarm(_HANGS_S)
     incarnation = begun["child" if is_child else "parent"]
-    for batch_id in range(int(rounds)):
+    for batch_id in range(rounds):
         log_cases.deliver(log, incarnation, batch_id)
     if is_child:
         os.close(held_by_parent)
         os.read(parent_ended, 1)
-        log_cases.deliver(log, incarnation, int(rounds))
+        log_cases.deliver(log, incarnation, rounds)
         os.kill(os.getpid(), signal.SIGKILL)  # a decision needs no orderly exit
 
 
-def fork_amid_a_write(log: TransactionLog) -> None:
+def fork_amid_a_write(_parent: Connection, log: TransactionLog) -> None:
     """Fork while another thread decides; the child completes what it decided."""
     incarnation = log.begin(claim())
     paused, forking = threading.Event(), threading.Event()
@@ -121,15 +179,20 @@ _PROGRAMS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def main(name: str, address: str, program: str, *arguments: str) -> None:
-    module, _, qualified = name.partition(":")
-    contract: Any = importlib.import_module(module)
-    for part in qualified.split("."):
-        contract = getattr(contract, part)
-    log: TransactionLog = repeated(lambda: contract.open_log(address))
-    _PROGRAMS[program](log, *arguments)
-    log.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def _main(
+    parent: Connection,
+    environment: Mapping[str, str],
+    open_log: Callable[[str], TransactionLog],
+    address: str,
+    *job: Any,
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        log = repeated(lambda: open_log(address))
+        program, *arguments = job
+        _PROGRAMS[program](parent, log, *arguments)
+        log.close()
+    except Exception:
+        parent.send(traceback.format_exc())
+        raise

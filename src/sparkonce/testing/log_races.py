@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -75,11 +75,11 @@ class LogRaces(LogUnderTest):
         No process has the token of a `begin` whose outcome was unknown.
         """
         racers = [self.start(address, "begin", 10) for _ in range(4)]
-        answers = [json.loads(racer.communicate()[0]) for racer in racers]
-        tokens = [token for answer in answers for token in answer["tokens"]]
+        log_ids, taken = zip(*(racer.answer() for racer in racers), strict=True)
+        tokens = list(chain.from_iterable(taken))
         assert len(set(tokens)) == 40
         with closing(self.open_log(address)) as log:
-            assert {answer["log_id"] for answer in answers} == {log.log_id}
+            assert set(log_ids) == {log.log_id}
             head = log.head("orders")
         assert head is not None
         assert head.token == max(tokens)
@@ -88,8 +88,7 @@ class LogRaces(LogUnderTest):
         """Each batch has one decision, and every process that decided it got that one (I3, I6)."""
         log.begin(claim())
         racers = [self.start(address, "deliver", 12) for _ in range(3)]
-        decided = [tuple(each) for r in racers for each in json.loads(r.communicate()[0])]
-        assert all(racer.returncode == 0 for racer in racers)
+        decided = [each for racer in racers for each in racer.answer()]
         recorded = {r.id.batch_id: r for r in log.history("orders")}
         assert sorted(recorded) == list(range(len(recorded)))
         assert decided, "no process decided anything"
@@ -100,18 +99,14 @@ class LogRaces(LogUnderTest):
 
     def test_forked_child_and_its_parent(self, address: str) -> None:
         """Both write, and the child still writes after its parent has ended: others see it all."""
-        process = self.start(address, "fork", 20)
-        process.communicate()
-        assert process.returncode == 0
+        self.start(address, "fork", 20).answer()
         with closing(self.open_log(address)) as log:
             seen = {name: len(log.history(name)) for name in ("parent", "child")}
         assert seen == {"parent": 20, "child": 21}
 
     def test_fork_while_another_thread_writes(self, address: str) -> None:
         """The child does not wait for a thread that exists only in its parent."""
-        process = self.start(address, "fork_amid_a_write")
-        process.communicate()
-        assert process.returncode == 0
+        self.start(address, "fork_amid_a_write").answer()
         with closing(self.open_log(address)) as log:
             assert [record.state for record in log.history("orders")] == [State.COMPLETE]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import pytest
 
-from sparkonce.testing.services.process import import_path
+from sparkonce.testing.log_process import LogProcess
 from sparkonce.txn_log import TransactionLog, open_log
 
 
@@ -59,14 +56,6 @@ class LogUnderTest:
         yield log
         log.close()
 
-    def start(self, address: str, program: str, *arguments: object) -> subprocess.Popen[str]:
+    def start(self, address: str, program: str, *arguments: object) -> LogProcess:
         """Start a program of `log_process` in another process."""
-        name = f"{type(self).__module__}:{type(self).__qualname__}"
-        job = ["-m", "sparkonce.testing.log_process", name, address, program]
-        return subprocess.Popen(
-            [sys.executable, *job, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **import_path()},
-        )
+        return LogProcess(self.open_log, address, program, *arguments)

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -31,6 +28,7 @@ from sparkonce.model import BranchId, Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import LineTrace
+from sparkonce.testing.forking import fork_server
 from sparkonce.testing.sink_world import SinkWorld, Stage
 
 if TYPE_CHECKING:
@@ -213,9 +211,6 @@ def precommit_around(
 class OtherProcess:
     """A process that gets its order, and reports, through files; so it never waits for a reader.
 
-    It is forked from a server that has imported what is needed (multiprocessing's forkserver), as
-    Spark forks its Python workers: a new interpreter takes a second to import the clients.
-
     Args:
         main: the function that it runs, with the folder of its files, and with what else is given.
         order: the sink, the verb, and what else `main` needs; pickled as for an executor.
@@ -233,7 +228,7 @@ class OtherProcess:
         self._report, self._log = folder / "report", folder / "log"
         (folder / "order").write_bytes(cloudpickle.dumps(order))
         arguments = (main, folder, dict(os.environ), *more)
-        self._process = _fork_server().Process(target=_begin, args=arguments, daemon=True)
+        self._process = fork_server().Process(target=_begin, args=arguments, daemon=True)
         self._process.start()
 
     def __enter__(self) -> Self:
@@ -263,13 +258,6 @@ class OtherProcess:
     def failure(self, what: str) -> str:
         output = self._log.read_text(errors="replace")[-2000:] if self._log.exists() else ""
         return f"{self._verb} in another process {what}. Its output:\n{output}"
-
-
-def _fork_server() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    ours = [name for name in sys.modules if name.startswith("sparkonce.")]
-    context.set_forkserver_preload([__name__, "pyspark.cloudpickle", *ours])
-    return context
 
 
 def _begin(
