@@ -177,6 +177,7 @@ def test_pipeline_of_options_only_through_a_kill(project: Project) -> None:
     assert project.states() == [State.COMPLETE] * 2
 
 
+@pytest.mark.slow
 def test_full_refresh_is_refused_and_can_be_taken_back(project: Project) -> None:
     """It begins with a new checkpoint, which stays the newest until somebody deletes it.
 
