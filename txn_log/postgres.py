@@ -141,6 +141,12 @@ class PostgresLog(OptimisticLog, SharedTransactions):
             connection, self._session.statement(UNHIDDEN + "SELECT key, value FROM {schema}.meta")
         )
         found = {str(key): str(value) for key, value in rows}
+        if not found:
+            raise ConfigurationError(
+                f"{self.address} has the log's tables without their rows, as after a dump of the "
+                f"schema only: copy the rows too (pg_dump -n {self._schema}). If no pipeline has "
+                f'used this log, DROP SCHEMA "{self._schema}" CASCADE'
+            )
         if int(found.get("version", 0)) > len(MIGRATIONS):
             raise ConfigurationError(
                 f"{self.address} has version {found['version']} of the log's tables, this "
@@ -157,12 +163,12 @@ class PostgresLog(OptimisticLog, SharedTransactions):
         exists = connection.execute("SELECT to_regnamespace(%s)", (f'"{self._schema}"',))
         if exists.fetchall() == [(None,)]:
             connection.execute(self._session.statement("CREATE SCHEMA {schema}"))
+        done = int(self._meta(connection).get("version", 0))
         connection.execute(
             self._session.statement(
                 "CREATE TABLE IF NOT EXISTS {schema}.meta (key text PRIMARY KEY, value text)"
             )
         )
-        done = int(self._meta(connection).get("version", 0))
         for migration in MIGRATIONS[done:]:
             connection.execute(self._session.statement(migration))
         connection.execute(

@@ -97,7 +97,7 @@ def test_standby_that_has_all_finishes_the_commit(
     "setting",
     ["synchronous_commit = off", "statement_timeout = 500", "client_min_messages = error"],
 )
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load", ["staged", pytest.param("direct", marks=pytest.mark.slow)])
 def test_commit_waits_for_the_standby_whatever_the_role_says(
     pair: PostgresPair, worlds: tuple[World, World], load: str, setting: str
 ) -> None:

@@ -71,11 +71,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     "kills",
     [
         pytest.param(
-            [
-                Kill("prepare.after", "none", "sqlite", aborts=True),
-                Kill("decide.after", "none"),
-                Kill("commit.after", "ahead", "http", again=True),
-            ],
+            [Kill("decide.after", "none"), Kill("commit.after", "ahead", "http", again=True)],
             id="some",
         ),
         pytest.param(crash_points(["sqlite", "http"]), id="all", marks=pytest.mark.slow),

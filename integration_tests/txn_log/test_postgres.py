@@ -258,6 +258,19 @@ class TestPostgresLog(LogContract):
         assert log.unfinished("orders") == []
         log.close()
 
+    @pytest.mark.parametrize("create", [False, True])
+    def test_tables_that_came_without_their_rows(
+        self, postgres: PostgresServer, address: str, *, create: bool
+    ) -> None:
+        """After `pg_dump -s` the log has another server's tables: it is neither new nor absent."""
+        self.open_log(address).close()
+        schema = sql.Identifier(schema_of(address))
+        with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+            for table in map(sql.Identifier, ("meta", "heads", "records")):
+                connection.execute(sql.SQL("TRUNCATE {}.{}").format(schema, table))
+        with pytest.raises(ConfigurationError, match=r"without their rows.*pg_dump -n"):
+            PostgresLog(address, create=create)
+
     def test_drivers_that_start_together(self, postgres: PostgresServer, address: str) -> None:
         """The schema is made once, and all get one log id."""
         racers = [self.start(address, "begin", 1) for _ in range(4)]

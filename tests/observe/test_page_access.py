@@ -13,13 +13,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 
 from sparkonce.cli.doctor import look, look_at_log
 from sparkonce.cli.main import run
 from sparkonce.errors import ConfigurationError
 from sparkonce.page.access import is_local
-from sparkonce.page.serving import TOKEN_VARIABLE, token_for
+from sparkonce.page.serving import TOKEN_VARIABLE, serve, token_for
 from sparkonce.page.source import Source
 from sparkonce.spark_hooks.jobs import load_job
 from sparkonce.txn_log.sqlite import SqliteLog
@@ -64,12 +65,25 @@ def test_chosen_token_is_used_on_localhost_too() -> None:
         token_for("0.0.0.0", "short")  # noqa: S104
 
 
+def test_printed_address_asks_for_a_chosen_token_and_does_not_show_it(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
+    said: list[str] = []
+    for given in (TOKEN, None):
+        serve(source, "localhost", 0, given, said.append)
+    chosen, without = said
+    assert chosen.endswith("/?token=…")
+    assert without.endswith("/")
+
+
 @pytest.mark.parametrize("address", ["/", "/pipelines/orders", "/style.css", "/doctor", "/nothing"])
 def test_without_the_token_nothing_is_shown(source: Source, address: str) -> None:
     client = browser(source, TOKEN, "http://etl-3:4059")
     for query in ("", "?token=", "?token=wrong", f"?token={TOKEN}x", "?token=%C3%BC"):
         answer = client.get(address + query)
         assert answer.status_code == 401
+        assert f"after ?token= the value of {TOKEN_VARIABLE}" in answer.text
         assert "orders" not in answer.text
         assert not client.cookies
     assert client.post("/doctor").status_code == 401

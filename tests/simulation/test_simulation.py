@@ -10,7 +10,7 @@ from tests.simulation.__main__ import run
 from tests.simulation.coverage import PAIRS, STATES
 from tests.simulation.simulation import simulate
 
-SEEDS = 6000
+SEEDS = 4000
 RARE_PAIRS = 6
 """A change of the protocol makes other schedules of the seeds: then some pair may fall out of the
 slice, and is met by `make simulate`."""

@@ -476,7 +476,7 @@ def test_query_that_is_restarted_again_and_again_is_seen(
         log.begin(log_claim(1))
     starts, still, shown = status()
     assert (starts, still) == (5, wrote)
-    assert "starts after its own 5 (with operators' commands that took a token)" in shown
+    assert "starts since then 5 (with operators' commands that took a token)" in shown
     log.begin(log_claim(query_id=OTHER_QUERY, replaces=QUERY))
     assert status()[0] == 6
     log.close()

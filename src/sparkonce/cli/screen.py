@@ -112,7 +112,7 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
             ("token", holder_line(found["holder"])),
             ("last write", age(found["holder"]["last_write"])),
             ("last complete", "none" if last is None else _finished_line(last)),
-            *([("starts after its own", f"{starts} ({_STARTS})")] if starts else []),
+            *([("starts since then", f"{starts} ({_STARTS})")] if starts else []),
         ]
     )
     if found["abandoned"] is not None:

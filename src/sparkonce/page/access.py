@@ -85,7 +85,9 @@ class Guard:
         if hmac.compare_digest(cookie.encode(), self._value.encode()):
             return None
         return PlainTextResponse(
-            "Open the page with the address that `sparkonce ui` printed: it has the token.\n", 401
+            "Open the page with the address that `sparkonce ui` printed; if it shows no token, "
+            "write after ?token= the value of SPARKONCE_UI_TOKEN.\n",
+            401,
         )
 
     def _let_in(self, request: Request) -> Response:

@@ -65,7 +65,7 @@ def serve(
     with contextlib.closing(_listening(host, port)) as listening:
         named = socket.gethostname() if host in _EVERYWHERE else host
         shown = f"[{named}]" if ":" in named else named
-        query = f"?token={token}" if is_new else ""
+        query = "" if token is None else f"?token={token if is_new else '…'}"
         say(f"http://{shown}:{listening.getsockname()[1]}/{query}")
         uvicorn.Server(config).run(sockets=[listening])
 
