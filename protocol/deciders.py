@@ -240,6 +240,8 @@ def _record_first(
             now = lease.pipeline.moment()
             check_safe(record.id, record.committables(), now=now, write_began=write_began)
             lease.check_not_overtaken(record.id)
+        elif not lease.is_newest_entry():  # the other driver's log may be a copy without the record
+            raise lease.overtaken(record.id.batch_id)
         try:
             return write(record)
         except DecisionUnknownError:

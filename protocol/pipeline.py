@@ -99,7 +99,11 @@ class Checkpoint(Protocol):
     def committed(self) -> int | None:
         """The highest batch that Spark's commit log has; -1 when it has none.
 
-        None where it cannot be read: then nothing that depends on it is decided.
+        None for an operator's command without a checkpoint: then nothing that depends on it is
+        decided.
+
+        Raises:
+            LogUnavailableError: the checkpoint is unreachable.
         """
 
     def has_offsets(self, batch_id: int) -> bool:

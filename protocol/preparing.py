@@ -40,7 +40,7 @@ def prepare(batch: Batch, lease: Lease, ask: Vote) -> TransactionRecord:
     return TransactionRecord(
         id=lease.transaction_id(batch.batch_id),
         token=lease.token,
-        state=State.DECIDED,  # of no meaning yet: the log sets it with the write
+        state=State.DECIDED,  # new to the log, which a PREPARED one would not be
         offsets=batch.offsets,
         shares=shares,
     )

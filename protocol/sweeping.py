@@ -2,7 +2,8 @@
 
     the log's unfinished records ─► the names that they need
     every sink ─► the pipeline's branches ─► minus those names, minus younger tokens ─► abort
-                                                  └─ named by a complete record: commit again
+                                                  └─ of a complete record, and the sink lists only
+                                                     what is not committed: commit again
 
 Branches that a driver with this very token is writing would be among them, so a sweep runs only
 while the driver is writing no batch. What cannot be swept now is swept after the next batch: a

@@ -12,8 +12,9 @@ each of its branches is committed, in this process or a later one. Three decider
     setting                     decider          `decide` writes      DECIDED follows
     commit="immediate"          Immediate        DECIDED              at once
     commit="after_checkpoint"   AfterCheckpoint  PREPARED             when Spark's commit log has
-                                                                      the batch: `commit_pending`,
-                                                                      or `recover` after a crash
+                                                                      the batch: `commit_pending`
+                                                                      by a thread of the run, or
+                                                                      `recover` after a crash
     "immediate", and the log    WithTheLog       rows and COMPLETE    in the same transaction
     is in the only sink's                        in one transaction
     database
@@ -81,7 +82,7 @@ def deliver(batch: Batch, lease: Lease, decider: Decider) -> None:
             write_began = lease.pipeline.moment()
             with aborting_on_failure(lease):  # presumed abort: nothing is written
                 prepared = prepare(batch, lease, decider.vote)
-            # The point of no return: once the log may have the record, only the log decides.
+            # From here on nothing is aborted unread: the log may have the record.
             record = decider.decide(prepared, lease, write_began=write_began)
         if record.state is State.DECIDED:
             record = commit_or_rewrite(record, batch, lease)

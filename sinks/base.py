@@ -30,7 +30,8 @@ A sink promises:
 
 * after `preCommit` has returned, `commit` can succeed whatever happens to the process;
 * readers see nothing before `commit`;
-* `commit` and `abort` are idempotent, and `abort` never undoes a commit;
+* `commit` and `abort` are idempotent, `abort` never undoes a commit, and after an abort a commit
+  shows nothing;
 * every name in the external system is made from the branch id, so that `find_branches` can
   recognise it; a name that outlives the commit, such as its proof, contains the full branch id, so
   that it is unique forever.

@@ -18,7 +18,8 @@
 | `Diagnoses` | `diagnose`, `room_for_tasks` | in `sparkonce doctor` | the doctor asks nothing |
 | `NamesDatasets` | `dataset` | never; `OpenLineage` does | `target` is the name in lineage |
 
-`sparkonce.sinks.verbs` calls these verbs and holds the defaults; no other code checks for mixins.
+`sparkonce.sinks.verbs` calls these verbs and holds the defaults. Only the choice of a decider and
+an operator's rulings look for a mixin themselves.
 A sink that defines a verb without its mixin is refused when its class is created.
 """
 
@@ -88,7 +89,11 @@ class AbortsMany(ABC):
 
 
 class AbortsDecided(ABC):
-    """A sink with branches that may be partly visible, or committed without a proof."""
+    """A sink with branches that may be partly visible, or committed without a proof.
+
+    Without it such a ruling aborts the branch. That says nothing of an earlier commit: unless the
+    sink proves that one, the operator's word counts.
+    """
 
     @abstractmethod
     def abort_decided(self, committable: Committable) -> None:

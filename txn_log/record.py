@@ -375,7 +375,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One Spark run of the query, with the token that lets it write.
+    """What one `begin` gives a driver: the token that lets it write, and the names that it uses.
 
     Attributes:
         pipeline: its name.

@@ -396,6 +396,7 @@ def test_batch_is_published_when_all_sinks_have_committed(world: World) -> None:
             assert world.history()[0].state is State.DECIDED
         lose_answer(verb)
 
+    world.commit_timeout_s = 30.0
     world.on_call(look, "left", "right")
     world.start(Process())
     world.check()
@@ -1398,6 +1399,41 @@ def test_decision_whose_answer_is_lost_with_the_log_stays_unknown(
     assert world.prepared() == [2, 2]
     world.start(Process())
     assert all(store.rows() == world.source() for store in world.stores.values())
+
+
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
+def test_unknown_decision_is_not_sent_again_behind_a_driver_with_a_copy_of_the_log(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: CommitPolicy
+) -> None:
+    """The first request was lost; the other driver's sweep could not list what is prepared here."""
+    world.commit = commit
+    old = world.driver(process := Process())
+    other = with_another_log(world, tmp_path)
+    copy_log(world, other)
+    verb = "decide" if commit == "immediate" else "prepare"
+    write, errors = getattr(SqliteLog, verb), iter([DecisionUnknownError("the answer is lost")])
+
+    def go_on_elsewhere() -> None:
+        begun = other.driver(elsewhere := Process())
+        with monkeypatch.context() as patched:
+            patched.setattr(MemorySink, "find_branches", lambda self, owner: bool(1 / 0))
+            begun.recover()
+            begun.deliver(other.batch(elsewhere))
+            other.spark.committed += 1
+            begun.commit_pending()
+
+    def lose_request(self: SqliteLog, record: TransactionRecord) -> TransactionRecord:
+        for error in errors:
+            go_on_elsewhere()
+            raise error
+        written: TransactionRecord = write(self, record)
+        return written
+
+    monkeypatch.setattr(SqliteLog, verb, lose_request)
+    with pytest.raises(FencedError, match="another driver has continued"):
+        old.deliver(world.batch(process))
+    assert [len(store.prepared) for store in world.stores.values()] == [2, 2], "left to a sweep"
+    assert all(store.rows() == {1: 1, 2: 1, 3: 1} for store in world.stores.values())
 
 
 @pytest.mark.parametrize("is_complete", [True, False])

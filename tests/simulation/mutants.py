@@ -140,9 +140,18 @@ _BEFORE_THE_DECISION: Final = (
         "batch decided after a driver with a copy of the log",
         "I6",
         DECIDERS,
-        "            lease.check_not_overtaken(record.id)\n        try:\n            return write",
-        "        try:\n            return write",
+        "            lease.check_not_overtaken(record.id)\n        elif",
+        "        elif",
         "tests/protocol/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
+    ),
+    _tested(
+        "unknown decision sent again behind a driver with a copy of the log",
+        "I6",
+        DECIDERS,
+        "        elif not lease.is_newest_entry():",
+        "        elif False:",
+        "tests/protocol/test_protocol.py::"
+        "test_unknown_decision_is_not_sent_again_behind_a_driver_with_a_copy_of_the_log",
     ),
     _tested(
         "batch decided that Spark's commit log has",
