@@ -92,7 +92,7 @@ class AbortsDecided(ABC):
     """A sink with branches that may be partly visible, or committed without a proof.
 
     Without it such a ruling aborts the branch. That says nothing of an earlier commit: unless the
-    sink proves that one, the operator's word counts.
+    sink proves that one, the operator's ruling counts.
     """
 
     @abstractmethod
