@@ -311,8 +311,8 @@ def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> Sp
         raise
     except SparkOnceError as error:
         return error
-    # `deliver` rewrites what is lost, if Spark still replays the batch. Whether it does is unknown
-    # where no checkpoint can be read, except for a batch that was decided after Spark moved on.
+    # `deliver` rewrites what is lost, if Spark replays the batch. Without a checkpoint nobody knows
+    # whether it does; but what was PREPARED is decided only when Spark has moved past it.
     is_replay_possible = record.id == replay or (
         replay is None and State.PREPARED not in record.times
     )

@@ -91,8 +91,8 @@ class AbortsMany(ABC):
 class AbortsDecided(ABC):
     """A sink with branches that may be partly visible, or committed without a proof.
 
-    Without it such a ruling aborts the branch. That says nothing of an earlier commit: unless the
-    sink proves that one, the operator's ruling counts.
+    Without it `settle --as redo` aborts the branch. That says nothing of an earlier commit: unless
+    the sink proves that one, the operator's ruling counts.
     """
 
     @abstractmethod
