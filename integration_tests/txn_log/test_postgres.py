@@ -14,6 +14,7 @@ from integration_tests.support.open_logs import open_postgres
 from integration_tests.support.postgres import roll_back_all, wal_kept_back
 from integration_tests.support.proxy import Proxy, holds
 from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.testing import log_process
 from sparkonce.testing.log_cases import claim, deliver, record
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.testing.services import PostgresServer
@@ -273,7 +274,7 @@ class TestPostgresLog(LogContract):
 
     def test_drivers_that_start_together(self, postgres: PostgresServer, address: str) -> None:
         """The schema is made once, and all get one log id."""
-        racers = [self.start(address, "begin", 1) for _ in range(4)]
+        racers = [self.start(address, log_process.begin, 1) for _ in range(4)]
         for racer in racers:
             racer.answer()
         log = self.open_log(address)

@@ -172,10 +172,9 @@ class DriverProcess:
                 return hits
             waited_for = ", ".join(map(str, missing))
             if (status := self.status()) is not None:
-                tail = log_tail(self.log)
                 raise AssertionError(
                     f"the driver ended with {status} before {waited_for}: "
-                    f"{tail.rpartition(' | ')[2]}\nthe end of its log: {tail}"
+                    f"{log_tail(self.log, lines=1)}\nthe end of its log: {log_tail(self.log)}"
                 )
             if time.monotonic() > deadline:
                 raise AssertionError(

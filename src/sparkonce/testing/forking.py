@@ -6,8 +6,10 @@ A new interpreter takes a second to import them. Spark forks its Python workers 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
-from multiprocessing.context import ForkServerContext
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkServerProcess
 
 _PRELOADED = frozenset(
     ("sparkonce", "boto3", "confluent_kafka", "deltalake", "psycopg", "pyiceberg", "sqlalchemy")
@@ -15,9 +17,23 @@ _PRELOADED = frozenset(
 """Packages whose modules the server imports, if they are imported here when it starts."""
 
 
-def fork_server() -> ForkServerContext:
-    """The context whose processes are forked from the server, which the first one starts."""
+def start_process(main: Callable[..., None], *arguments: object) -> ForkServerProcess:
+    """Run `main` in another process, with the environment that this one has now.
+
+    The first call starts the server. What is given is pickled.
+    """
     context = multiprocessing.get_context("forkserver")
     loaded = [name for name in sys.modules if name.partition(".")[0] in _PRELOADED]
     context.set_forkserver_preload(["pyspark.cloudpickle", *loaded])
-    return context
+    given = (dict(os.environ), main, arguments)
+    process = context.Process(target=_run, args=given, daemon=True)
+    process.start()
+    return process
+
+
+def _run(
+    environment: Mapping[str, str], main: Callable[..., None], arguments: tuple[object, ...]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    main(*arguments)

@@ -19,6 +19,7 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import BranchId, Committable, TransactionId
+from sparkonce.testing import log_process
 from sparkonce.testing.log_cases import (
     OUTCOMES,
     QUERY,
@@ -52,7 +53,7 @@ class LogFaults(LogUnderTest):
             if before is not None:
                 REACH[before](log, incarnation)
             was = list(log.history(pipeline))
-            process = self.start(address, "write", verb, incarnation, place.number)
+            process = self.start(address, log_process.write, verb, incarnation, place.number)
             if process.killed_at_its_pause():
                 place.reached = "in another process"
             after = self.open_log(address)

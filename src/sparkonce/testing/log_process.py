@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -15,7 +15,7 @@ from typing import Any
 
 from sparkonce.errors import DecisionUnknownError, FencedError, LogUnavailableError
 from sparkonce.testing import log_cases
-from sparkonce.testing.forking import fork_server
+from sparkonce.testing.forking import start_process
 from sparkonce.testing.log_cases import (
     WRITES,
     Place,
@@ -33,12 +33,12 @@ _PAUSED = "paused"
 
 
 class LogProcess:
-    """A process that opens the log and runs a program; both ends of a pipe are its only link.
+    """A process that opens the log and runs a program of this module; it answers by a pipe.
 
     Args:
         open_log: opens it there; the process gets it pickled.
         address: of the log.
-        program: the name of a function of this module.
+        program: a function of this module.
         arguments: of the program.
     """
 
@@ -46,13 +46,11 @@ class LogProcess:
         self,
         open_log: Callable[[str], TransactionLog],
         address: str,
-        program: str,
+        program: Callable[..., None],
         *arguments: object,
     ) -> None:
         self._here, there = Pipe()
-        given = (there, dict(os.environ), open_log, address, program, *arguments)
-        self._process = fork_server().Process(target=_main, args=given, daemon=True)
-        self._process.start()
+        self._process = start_process(_main, there, open_log, address, program, *arguments)
         there.close()
 
     def answer(self) -> Any:
@@ -174,24 +172,16 @@ def _begin(log: TransactionLog, batch_id: int) -> Incarnation:
     return repeated(lambda: log.begin(claim(batch_id, offsets={})))
 
 
-_PROGRAMS: Mapping[str, Callable[..., None]] = {
-    program.__name__: program for program in (begin, deliver, write, fork, fork_amid_a_write)
-}
-
-
 def _main(
     parent: Connection,
-    environment: Mapping[str, str],
     open_log: Callable[[str], TransactionLog],
     address: str,
-    *job: Any,
+    program: Callable[..., None],
+    *arguments: object,
 ) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
     try:
         log = repeated(lambda: open_log(address))
-        program, *arguments = job
-        _PROGRAMS[program](parent, log, *arguments)
+        program(parent, log, *arguments)
         log.close()
     except Exception:
         parent.send(traceback.format_exc())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparkonce.errors import FencedError, LogUnavailableError
+from sparkonce.testing import log_process
 from sparkonce.testing.log_cases import (
     ACTS,
     OUTCOMES,
@@ -74,7 +75,7 @@ class LogRaces(LogUnderTest):
 
         No process has the token of a `begin` whose outcome was unknown.
         """
-        racers = [self.start(address, "begin", 10) for _ in range(4)]
+        racers = [self.start(address, log_process.begin, 10) for _ in range(4)]
         log_ids, taken = zip(*(racer.answer() for racer in racers), strict=True)
         tokens = list(chain.from_iterable(taken))
         assert len(set(tokens)) == 40
@@ -87,7 +88,7 @@ class LogRaces(LogUnderTest):
     def test_racing_processes_never_both_decide(self, log: TransactionLog, address: str) -> None:
         """Each batch has one decision, and every process that decided it got that one (I3, I6)."""
         log.begin(claim())
-        racers = [self.start(address, "deliver", 12) for _ in range(3)]
+        racers = [self.start(address, log_process.deliver, 12) for _ in range(3)]
         decided = [each for racer in racers for each in racer.answer()]
         recorded = {r.id.batch_id: r for r in log.history("orders")}
         assert sorted(recorded) == list(range(len(recorded)))
@@ -99,14 +100,14 @@ class LogRaces(LogUnderTest):
 
     def test_forked_child_and_its_parent(self, address: str) -> None:
         """Both write, and the child still writes after its parent has ended: others see it all."""
-        self.start(address, "fork", 20).answer()
+        self.start(address, log_process.fork, 20).answer()
         with closing(self.open_log(address)) as log:
             seen = {name: len(log.history(name)) for name in ("parent", "child")}
         assert seen == {"parent": 20, "child": 21}
 
     def test_fork_while_another_thread_writes(self, address: str) -> None:
         """The child does not wait for a thread that exists only in its parent."""
-        self.start(address, "fork_amid_a_write").answer()
+        self.start(address, log_process.fork_amid_a_write).answer()
         with closing(self.open_log(address)) as log:
             assert [record.state for record in log.history("orders")] == [State.COMPLETE]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
@@ -56,6 +56,6 @@ class LogUnderTest:
         yield log
         log.close()
 
-    def start(self, address: str, program: str, *arguments: object) -> LogProcess:
+    def start(self, address: str, program: Callable[..., None], *arguments: object) -> LogProcess:
         """Start a program of `log_process` in another process."""
         return LogProcess(self.open_log, address, program, *arguments)

@@ -17,7 +17,7 @@ import pickle
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
@@ -28,7 +28,7 @@ from sparkonce.model import BranchId, Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import LineTrace
-from sparkonce.testing.forking import fork_server
+from sparkonce.testing.forking import start_process
 from sparkonce.testing.sink_world import SinkWorld, Stage
 
 if TYPE_CHECKING:
@@ -227,9 +227,7 @@ class OtherProcess:
         folder = Path(self._files.name)
         self._report, self._log = folder / "report", folder / "log"
         (folder / "order").write_bytes(cloudpickle.dumps(order))
-        arguments = (main, folder, dict(os.environ), *more)
-        self._process = fork_server().Process(target=_begin, args=arguments, daemon=True)
-        self._process.start()
+        self._process = start_process(_begin, main, folder, *more)
 
     def __enter__(self) -> Self:
         return self
@@ -260,12 +258,8 @@ class OtherProcess:
         return f"{self._verb} in another process {what}. Its output:\n{output}"
 
 
-def _begin(
-    main: Callable[..., None], folder: Path, environment: Mapping[str, str], *more: object
-) -> None:
-    """Run `main` in this process as in one of its own."""
-    os.environ.clear()
-    os.environ.update(environment)
+def _begin(main: Callable[..., None], folder: Path, *more: object) -> None:
+    """Run `main`, whose output goes to a file of the folder."""
     with (folder / "log").open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -165,12 +165,12 @@ def import_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))}
 
 
-def log_tail(log: Path, start: int = 0) -> str:
+def log_tail(log: Path, start: int = 0, lines: int = LOG_TAIL_LINES) -> str:
     """The last lines of a log from the byte `start` on, joined into one line."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(start)
-        lines = file.read().decode(errors="replace").strip().splitlines()
-        return " | ".join(line.strip() for line in lines[-LOG_TAIL_LINES:])
+        found = file.read().decode(errors="replace").strip().splitlines()
+        return " | ".join(line.strip() for line in found[-lines:])
     return ""
 
 
