@@ -205,7 +205,8 @@ def overtaken_in_checkpoint(pipeline: Pipeline, batch_id: int) -> FencedError:
     return FencedError(
         f"batch {batch_id} of pipeline {pipeline.name!r} was about to be delivered, and another "
         f"driver has continued from {pipeline.checkpoint.location} meanwhile (the newest file of "
-        "its sparkonce-drivers/ names it). "
-        f"Unless this log ({pipeline.log.address}) stops that driver, the driver uses a copy of "
-        "it, or another log: let one of the two run, and keep its log"
+        "its sparkonce-drivers/ names it). If an older driver was still running when this one "
+        "started, stop that one and start this query again. Otherwise the driver uses a copy of "
+        f"this log ({pipeline.log.address}), or another log: let one of the two run, and keep its "
+        "log"
     )

@@ -47,7 +47,7 @@ from sparkonce.errors import (
 from sparkonce.protocol.amending import lost_for_good, rewrite_lost
 from sparkonce.protocol.committing import commit_branches
 from sparkonce.protocol.deciders import Decider, decide_prepared
-from sparkonce.protocol.decisions import Fate, fate_of_prepared
+from sparkonce.protocol.decisions import Fate, fate_of_prepared, is_checkpointed
 from sparkonce.protocol.forgetting import forget_old
 from sparkonce.protocol.keys import key_of
 from sparkonce.protocol.lease import Lease
@@ -215,10 +215,16 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
             checkpoint.location,
         )
         return record
+
+    def abandon() -> TransactionRecord:
+        if is_checkpointed(batch_id, checkpoint.committed()):
+            return record  # meanwhile a paused driver's Spark has committed the batch
+        return lease.pipeline.log.abandon(record, lease.token)
+
     with step("abandon", batch=batch_id, pipeline=lease.name) as abandoning:
-        standing = abandoning.result = lease.pipeline.ask_log(
-            lambda: lease.pipeline.log.abandon(record, lease.token), abandoning
-        )
+        standing = abandoning.result = lease.pipeline.ask_log(abandon, abandoning)
+    if standing.state is State.PREPARED:
+        return decide_prepared(standing, lease)
     logger.info("%s was prepared, and nobody decided it: %s", record.id, standing.state)
     return standing
 

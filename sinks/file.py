@@ -39,6 +39,7 @@ from sparkonce.errors import (
 )
 from sparkonce.finding import Finding, Level
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
+from sparkonce.sinks.arrow_types import NESTED, VOID, check_kinds, check_names
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
@@ -119,6 +120,8 @@ class FileSink(
     def validate(self, schema: pa.Schema) -> None:
         if not schema.names:  # Parquet does not count rows without columns
             raise ConfigurationError("FileSink: the rows have no columns: add one (select=)")
+        check_names("FileSink", schema)
+        check_kinds("FileSink", schema, (VOID, *NESTED), "change the column (select=)")
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
         except pa.ArrowException as error:

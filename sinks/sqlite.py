@@ -50,6 +50,7 @@ from sparkonce.sinks.rows import RowSink
 from sparkonce.sinks.sqlite_tables import (
     BRANCH,
     columns_of,
+    folded,
     is_constrained,
     move,
     prepare_staging,
@@ -168,7 +169,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     # -- before any data moves -------------------------------------------------------------------
 
     def validate(self, schema: pa.Schema) -> None:
-        names = [name.lower() for name in schema.names]  # SQLite does not tell a column from A, a
+        names = [folded(name) for name in schema.names]
         if not names or len({*names, BRANCH}) <= len(names):
             raise ConfigurationError(
                 f"SqliteSink: the columns {schema.names} need at least one name, each once and "

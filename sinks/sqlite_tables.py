@@ -47,14 +47,15 @@ def prepare_target(db: sqlite3.Connection, table: str, schema: pa.Schema, target
     elif kind != ("table",):
         raise ConfigurationError(f"{target} is no table, but a {kind[0]}: name a table")
     existing = columns_of(db, table)
-    if missing := [name for name in schema.names if name.lower() not in existing]:
+    if missing := [name for name in schema.names if folded(name) not in existing]:
         raise ConfigurationError(f"{target} has no column {missing}: create it, or use select=")
-    types = {name.lower(): kind for name, kind in _types_of(db, table).items()}
+    types = {folded(name): kind for name, kind in _types_of(db, table).items()}
     for field in schema:
-        if (why := _changes(field.type, types[field.name.lower()])) is not None:
+        declared = types[folded(field.name)]
+        if (why := _changes(field.type, declared)) is not None:
             raise ConfigurationError(
-                f"{target}: column {field.name!r} has the type {types[field.name.lower()]}, with "
-                f"which SQLite {why}: declare it as {_column_type(field.type)}"
+                f"{target}: column {field.name!r} has the type {declared}, with which SQLite "
+                f"{why}: declare it as {_column_type(field.type)}"
             )
 
 
@@ -67,7 +68,7 @@ def prepare_staging(db: sqlite3.Connection, staging: str, columns: Sequence[str]
         _remove_types(db, staging, types)
     existing = columns_of(db, staging)
     for column in columns:
-        if column.lower() not in existing:
+        if folded(column) not in existing:
             db.execute(f"ALTER TABLE {quoted(staging)} ADD COLUMN {quoted(column)}")
 
 
@@ -116,8 +117,13 @@ def move(
 
 
 def columns_of(db: sqlite3.Connection, table: str) -> set[str]:
-    """The table's columns, in lower case; none if there is no such table."""
-    return {name.lower() for name in _types_of(db, table)}
+    """The table's columns, `folded`; none if there is no such table."""
+    return {folded(name) for name in _types_of(db, table)}
+
+
+def folded(name: str) -> str:
+    """The name as SQLite compares it: ID is id, but Ä is not ä."""
+    return name.encode().lower().decode()
 
 
 def _types_of(db: sqlite3.Connection, table: str) -> dict[str, str]:
@@ -132,6 +138,8 @@ def _changes(kind: pa.DataType, declared: str) -> str | None:
     """
     affinities = (name for words, name in _AFFINITIES if re.search(words, declared, re.IGNORECASE))
     affinity = next(affinities, "NUMERIC")
+    if affinity == "TEXT" and pa.types.is_floating(kind):
+        return f"keeps {_EXACT_DIGITS} digits of a number"
     if affinity in {"TEXT", "BLOB"}:
         return None
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):

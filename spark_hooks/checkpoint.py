@@ -34,7 +34,7 @@ from sparkonce.spark_hooks.binding import (
     last_entry,
     read_binding,
 )
-from sparkonce.spark_hooks.source_offsets import SourceOf, is_repartition, shown_offsets
+from sparkonce.spark_hooks.source_offsets import FoldersOf, is_repartition, shown_offsets
 from sparkonce.steps import step
 from sparkonce.storage import FileSystemFolder, local_path, open_folder
 from sparkonce.txn_log.record import Head
@@ -163,9 +163,14 @@ class CheckpointFiles:
         return self._folder.exists("state")
 
     @_step
-    def offsets(self, batch_id: int, source_of: SourceOf) -> tuple[str, ...] | None:
+    def offsets(self, batch_id: int, folders_of: FoldersOf) -> tuple[str, ...] | None:
         """The source offsets of a batch; see `shown_offsets`."""
-        return shown_offsets(self._folder, batch_id, source_of)
+        return shown_offsets(self._folder, batch_id, folders_of)
+
+    @_step
+    def has_source(self, name: str) -> bool:
+        """Whether a source has written files of its own, into the folder of this name."""
+        return self._folder.exists(f"sources/{name}")
 
     @_step
     def repartitions_before(self, batch_id: int) -> int:

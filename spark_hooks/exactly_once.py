@@ -207,7 +207,7 @@ class ExactlyOnce:
             SparkOnceError: the last batch is not committed; the next start continues with it.
         """
         running = RunningQuery.of(query)
-        self._serving.recover_at_start(running)
+        self._serving.recover_before_wait(running)
         try:
             ended = query.awaitTermination(timeout)
             return True if ended is None else bool(ended)

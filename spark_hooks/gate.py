@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JJavaError
 
 from sparkonce.errors import ProtocolError
-from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.spark_hooks.running_query import RunningQuery, query_calling
 from sparkonce.spark_hooks.serving import Serving
 from sparkonce.storage.hadoop import java_class
 from sparkonce.txn_log.record import State
@@ -93,7 +93,8 @@ class Gate:
         try:
             yield
         except BaseException:
-            self._failed = batch_id  # before it leaves
+            if self._serving.may_serve(query_calling(batch_df)):
+                self._failed = batch_id  # before it leaves
             raise
         finally:
             with self._state:

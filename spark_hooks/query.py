@@ -9,6 +9,7 @@ The checkpoint is read without Spark's help, so it can be read after the query h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
@@ -44,8 +45,8 @@ class CheckpointedQuery(ABC):
         """Whether the run has ended, or Spark is stopping it and interrupting its batch."""
 
     @abstractmethod
-    def source_of(self, use: str) -> str | None:
-        """The folder of a source; see `sparkonce.spark_hooks.source_offsets.SourceOf`."""
+    def folders_of(self, uses: Sequence[str]) -> Mapping[str, str] | None:
+        """The folders of sources; see `sparkonce.spark_hooks.source_offsets.FoldersOf`."""
 
     @property
     def location(self) -> str:
@@ -71,7 +72,7 @@ class CheckpointedQuery(ABC):
 
     def offsets(self, batch_id: int) -> tuple[str, ...] | None:
         """The source offsets of a batch; see `sparkonce.spark_hooks.source_offsets`."""
-        return self.files.offsets(batch_id, self.source_of)
+        return self.files.offsets(batch_id, self.folders_of)
 
     def offsets_of_running(self, batch_id: int) -> tuple[str, ...]:
         """The source offsets of the batch that Spark runs.

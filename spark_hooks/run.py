@@ -52,7 +52,7 @@ logger = logging.getLogger("sparkonce")
 _LONGEST_POLL_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 30.0
 
-_PERMANENT: Final = (
+PERMANENT: Final = (
     CommitRejectedError,
     ConfigurationError,
     FencedError,
@@ -102,8 +102,9 @@ class Run:
         # Spark replays nothing within a run. A call that failed may be made again.
         if batch_id <= self._delivered:
             raise _called_twice(self._settings, batch_id)
-        if self.failure is not None:
+        if isinstance(self.failure, PERMANENT):
             raise self.failure
+        self.failure = None  # the driver was let go, so a recovery comes first
         batch = SparkBatch(
             batch_df,
             batch_id,
@@ -183,12 +184,13 @@ class Run:
         try:
             claim = replace(entrance.claim, is_repeated=self._may_hold)
             driver = Driver.start(self.pipeline, claim, entrance)
+            is_second = self._user is None and _is_called_elsewhere(
+                self.pipeline, driver.incarnation, entrance, batch_id
+            )
         except LogError:
-            self._may_hold = True  # a token, whose answer or whose entry was lost
+            self._may_hold = True  # a token: its answer, its entry or the look behind it was lost
             raise
-        if self._user is None and _is_called_elsewhere(
-            self.pipeline, driver.incarnation, entrance, batch_id
-        ):
+        if is_second:
             raise _called_twice(self._settings, batch_id)
         self._user = take(self._settings.all_sinks, self.query, driver.incarnation.token)
         entrance.log_start(self._settings, driver)
@@ -214,7 +216,7 @@ class Run:
         if self._validated_for != batch.columns:
             check_are_free(self._settings.sinks, self.query)
             check_aggregates(self.query.files, self.query.executed_plan, self._settings.adopt)
-            patiently(batch.validate, self.pipeline.name, lambda: self.query.is_active)
+            patiently(batch.validate, self.pipeline.name, lambda: not self.query.is_stopping)
             self._validated_for = batch.columns
             if self._settings.telemetry is not None:
                 facts = facts_of(self.query, self._settings, batch.schemas)
@@ -308,7 +310,7 @@ class Run:
 def while_active(query: RunningQuery, action: Callable[[], None], what: str) -> None:
     """Repeat an action that may succeed later, while the query runs: no batch may come for long."""
     Retrying(
-        retry=retry_if_not_exception_type(_PERMANENT),
+        retry=retry_if_not_exception_type(PERMANENT),
         wait=wait_exponential(max=_LONGEST_WAIT_S),
         stop=lambda _: not query.is_active,
         before_sleep=still_trying(what),

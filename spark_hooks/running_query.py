@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,7 +50,7 @@ class RunningQuery(CheckpointedQuery):
         self.files = CheckpointFiles(
             checkpoint_folder(self.checkpoint, self.hadoop_conf), self.checkpoint
         )
-        self._sources: list[str] = []
+        self._sources: dict[str, str] = {}
 
     # -- finding it --------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class RunningQuery(CheckpointedQuery):
             ConfigurationError: the call does not come from foreachBatch, or over Spark Connect; or
                 the query has a checkpoint that its next start would not find.
         """
-        found = cls._find(batch_df.sparkSession, _calling_query(batch_df))
+        found = cls._find(batch_df.sparkSession, query_calling(batch_df))
         found._check_is_permanent(batch_df.sparkSession)  # noqa: SLF001 - of this class
         return found
 
@@ -116,7 +117,7 @@ class RunningQuery(CheckpointedQuery):
 
     def is_calling(self, batch_df: DataFrame) -> bool:
         """Whether `calling` would find this very run."""
-        if _calling_query(batch_df) != self.run.query_id:
+        if query_calling(batch_df) != self.run.query_id:
             return False
         return bool(_active(batch_df.sparkSession, self._query.id()) == self._query)
 
@@ -193,13 +194,13 @@ class RunningQuery(CheckpointedQuery):
         plan = self.plan
         return bool(plan.deterministic()) and not self.files.has_state()
 
-    def source_of(self, use: str) -> str | None:
-        """The source's folder. Spark numbers it by the source's first use; each use has an offset.
+    def folders_of(self, uses: Sequence[str]) -> Mapping[str, str] | None:
+        """The sources' folders. Spark numbers one by its source's first use.
 
         None when the query failed before Spark had created its sources.
         """
-        if not use.isdigit():
-            return use
+        if not uses[0].isdigit():
+            return {use: use for use in uses}
         if not self._sources:
             with contextlib.suppress(Py4JJavaError):
                 if self._query.sources().isEmpty():
@@ -209,8 +210,8 @@ class RunningQuery(CheckpointedQuery):
                 source = found.apply(n)
                 if source not in distinct:
                     distinct.append(source)
-                self._sources.append(str(distinct.index(source)))
-        return self._sources[int(use)] if self._sources else None
+                self._sources[str(n)] = str(distinct.index(source))
+        return self._sources or None
 
     def described_sources(self) -> list[Source]:
         """The sources, in the order of their offsets; empty before Spark has created them."""
@@ -239,7 +240,7 @@ class RunningQuery(CheckpointedQuery):
         return self._query.sparkSession().sessionState().newHadoopConf()
 
 
-def _calling_query(batch_df: DataFrame) -> str:
+def query_calling(batch_df: DataFrame) -> str:
     """The id of the query that is calling foreachBatch in this thread.
 
     Raises:

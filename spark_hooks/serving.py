@@ -9,15 +9,16 @@ The first query that calls is the one that is served, with its restarts; another
 
 from __future__ import annotations
 
+import logging
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.protocol.pipeline import Checkpoint, Pipeline
 from sparkonce.spark_hooks.describing import facts_of
 from sparkonce.spark_hooks.lifecycle import commit_at_exit
-from sparkonce.spark_hooks.run import Run
+from sparkonce.spark_hooks.run import PERMANENT, Run
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.savepoints import Hold, Savepoints, create
 from sparkonce.spark_hooks.settings import Settings
@@ -26,6 +27,9 @@ from sparkonce.txn_log import TransactionLog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
+
+
+logger = logging.getLogger("sparkonce")
 
 
 class Serving:
@@ -93,9 +97,9 @@ class Serving:
         self.log = query.open_log() if self.settings.is_log_in_checkpoint else self.opened_log
         return Run(self.settings, query, self.pipeline(query), self.lock)
 
-    def may_serve(self, query: RunningQuery) -> bool:
+    def may_serve(self, query_id: str) -> bool:
         """Whether no other query has called this object."""
-        return self._served is None or self._served.run.query_id == query.run.query_id
+        return self._served is None or self._served.run.query_id == query_id
 
     def check_serves(self, query: RunningQuery) -> None:
         """Refuse a query if another one has called this object.
@@ -104,7 +108,7 @@ class Serving:
             ProtocolError: it has.
         """
         served = self._served
-        if served is not None and not self.may_serve(query):
+        if served is not None and not self.may_serve(query.run.query_id):
             raise ProtocolError(
                 f"this ExactlyOnce {self.settings.name!r} serves the query {served.run.query_id} "
                 f"with the checkpoint {served.checkpoint}, not the query {query.run.query_id} with "
@@ -117,13 +121,31 @@ class Serving:
         if run is not None and run.query.run == query.run and run.has_driver:
             return  # without the lock, which its batch may hold for long
         with self.lock:
-            if query.is_followed or not self.may_serve(query):
+            if query.is_followed or not self.may_serve(query.run.query_id):
                 return
             if not is_bound(query, self.settings, self.log):
                 return
             if self.run is None or self.run.query.run != query.run:
                 self.run = self.run_of(query)
             self.run.recover()
+
+    def recover_before_wait(self, query: RunningQuery) -> None:
+        """Recover a start of which nobody has heard, unless a thread is at work on a run already.
+
+        The program may wait for a query that goes on: what time can mend is left to `end`.
+        """
+        if not self.lock.acquire(blocking=False):
+            return
+        try:
+            self.recover_at_start(query)
+        except PERMANENT:
+            raise
+        except Exception as error:  # noqa: BLE001 - `end` raises it
+            logger.warning(
+                "pipeline %r: its start was not recovered yet: %s", self.settings.name, error
+            )
+        finally:
+            self.lock.release()
 
     def commit_last(self, patience_s: float) -> None:
         """Commit the batch that is pending now, once Spark's checkpoint has it."""
@@ -145,13 +167,13 @@ class Serving:
         try:
             self.commit_last(self.settings.commit_timeout_s)
         finally:
-            with self.lock:  # a batch may be using them
-                for sink in self.settings.all_sinks:
-                    sink.close()
+            with ExitStack() as closing, self.lock:  # a batch may be using them
+                if self.settings.telemetry is not None:
+                    closing.callback(self.settings.telemetry.flush)
                 if self.log is not None:
-                    self.log.close()
-            if self.settings.telemetry is not None:
-                self.settings.telemetry.flush()
+                    closing.callback(self.log.close)
+                for sink in self.settings.all_sinks:
+                    closing.callback(sink.close)
 
     # -- savepoints --------------------------------------------------------------------------------
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from sparkonce.storage import FileSystemFolder
 
-SourceOf: TypeAlias = "Callable[[str], str | None]"
-"""Gives the name of a source's folder for a use of the source, which is the number of its line, or
-its name. None where that is not known yet."""
+FoldersOf: TypeAlias = "Callable[[Sequence[str]], Mapping[str, str] | None]"
+"""Takes all uses of sources (the number of a line, or a name); gives the name of the source's
+folder for each use whose folder is known. None while Spark has not created its sources."""
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 """The setting that a checkpoint pins: how many partitions the state has."""
@@ -31,9 +31,11 @@ _GROWTH = 4
 
 
 def shown_offsets(
-    checkpoint: FileSystemFolder, batch_id: int, source_of: SourceOf
+    checkpoint: FileSystemFolder, batch_id: int, folders_of: FoldersOf
 ) -> tuple[str, ...] | None:
     """The offsets of a batch, as JSON, for each use of a source.
+
+    A file source's counter has no digest where its folder is not known.
 
     None when Spark has purged them, when the file is torn (Spark itself fails on it and names it),
     or while Spark has not created its sources.
@@ -42,9 +44,12 @@ def shown_offsets(
     if text is None:
         return None
     try:
-        shown = [
-            (use, _with_files(checkpoint, use, offset, source_of)) for use, offset in uses_in(text)
-        ]
+        uses = uses_in(text)
+        has_files = any(file_counter(offset) is not None for _, offset in uses)
+        folders = folders_of([use for use, _ in uses]) if has_files else {}
+        if folders is None:
+            return None
+        shown = [(use, _with_files(checkpoint, offset, folders.get(use))) for use, offset in uses]
     except ValueError:
         return None  # torn
     known = [(use, offset) for use, offset in shown if offset is not None]
@@ -93,16 +98,11 @@ def file_counter(offset: str) -> int | None:
     return int(value["logOffset"])
 
 
-def _with_files(
-    checkpoint: FileSystemFolder, use: str, offset: str, source_of: SourceOf
-) -> str | None:
+def _with_files(checkpoint: FileSystemFolder, offset: str, source: str | None) -> str | None:
     """The offset, with a digest of its files if it is a file source's; None if they are gone."""
     counter = file_counter(offset)
-    if counter is None:
+    if counter is None or source is None:
         return offset
-    source = source_of(use)
-    if source is None:
-        return None
     folder = f"sources/{source}"
     entries = _entries(checkpoint.read(f"{folder}/{counter}"))
     if entries is None:

@@ -27,7 +27,7 @@ class Starts:
     Args:
         settings: the pipeline's settings.
         log: the pipeline's log; None where it is in the checkpoint.
-        may_serve: whether the pipeline serves no other query.
+        may_serve: whether the pipeline serves no other query than the one with this id.
         recover: recovers a start, unless it is recovered already.
     """
 
@@ -35,7 +35,7 @@ class Starts:
         self,
         settings: Settings,
         log: TransactionLog | None,
-        may_serve: Callable[[RunningQuery], bool],
+        may_serve: Callable[[str], bool],
         recover: Callable[[RunningQuery], None],
     ) -> None:
         self._settings = settings
@@ -71,7 +71,8 @@ class Starts:
 
         def recover() -> None:
             nonlocal is_mine
-            is_mine = is_bound(query, self._settings, self._log) and self._may_serve(query)
+            is_mine = self._may_serve(query.run.query_id)
+            is_mine = is_mine and is_bound(query, self._settings, self._log)
             if is_mine and self._has_to_hear(query):
                 self._recover(query)
 

@@ -288,11 +288,12 @@ def _files_from(batch_id: int) -> str:
 
     offsets/N of the batch itself stays: without it, Spark would run the batch with other rows. An
     old snapshot of a state version would hide the new state once Spark writes that version again.
+    Spark does not write a file while the hidden checksum of one with that name is left.
     """
     return (
         f"commits/{batch_id} and all later files of commits/, the files after offsets/{batch_id} "
         "of offsets/ and, of a query with state, each N.delta, N.snapshot, N.changelog and N.zip "
-        f"below state/ with N above {batch_id}"
+        f"below state/ with N above {batch_id} (on a local disk each with its hidden .crc file)"
     )
 
 

@@ -217,7 +217,11 @@ def complete(store: Store, record: TransactionRecord, token: int, now: float) ->
     if stored is not None and stored.state.is_finished:
         return stored
     if stored is None or stored.state is not State.DECIDED:
-        raise ProtocolError(f"{record.id} cannot be complete: it was never decided")
+        raise ProtocolError(
+            f"{record.id} cannot be complete: the log has no decision on it. If the log was "
+            "restored to an earlier time, or a standby without its newest changes took over, "
+            "start the query again: the error of the start names the next step"
+        )
     # The log never shows an operator's ruling as a proof, and never forgets it.
     state = State.SETTLED if stored.settled else State.COMPLETE
     done = stored.moved(state, now)

@@ -107,6 +107,39 @@ def test_many_branches_are_committed_by_few_connections(prepared: World) -> None
     assert prepared.state() == (40, 40, 0, 0)
 
 
+def test_server_looks_whether_the_host_of_a_task_is_still_there(prepared: World) -> None:
+    """A host without power closes nothing; by the system's default its locks last two hours."""
+    prepared.table(KEYED)
+    sink = ready(prepared)
+    handle = sink.beginTransaction(task())
+    for batch in ROWS.to_batches():
+        sink.write(handle, batch)
+    copying = "SELECT client_port FROM pg_stat_activity WHERE state = 'active' AND query ~ '^COPY'"
+    eventually(lambda: len(prepared.run(copying)) == 1, "a task copies")
+    ((client_port,),) = prepared.run(copying)
+    ((port,),) = prepared.run("SHOW port")
+    seconds = next_keepalive_s(int(port), client_port)
+    sink.discard(handle)
+    assert seconds <= 60
+
+
+def next_keepalive_s(port: int, client_port: int) -> float:
+    """When the system that the server runs on asks the client for a sign of life, in seconds."""
+    found: list[float] = []
+
+    def is_set() -> bool:
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, _, _, timer, *_ = line.split()
+            ports = [int(end.rpartition(":")[2], 16) for end in (local, remote)]
+            kind, _, ticks = timer.partition(":")
+            if ports == [port, client_port] and kind == "02":  # and no answer is outstanding
+                found.append(int(ticks, 16) / os.sysconf("SC_CLK_TCK"))
+        return bool(found)
+
+    eventually(is_set, "the timer of the server's end is set")
+    return found[0]
+
+
 # -- the two modes beside each other ---------------------------------------------------------------
 
 

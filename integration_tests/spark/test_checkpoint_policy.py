@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -29,7 +30,7 @@ from sparkonce.errors import (
 )
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.protocol.pipeline import Pipeline
-from sparkonce.spark_hooks import checkpoint, lifecycle
+from sparkonce.spark_hooks import checkpoint, lifecycle, run
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunningQuery
@@ -153,16 +154,20 @@ def test_last_batch_whose_commit_is_interrupted(job: Job, monkeypatch: pytest.Mo
     assert (states(pipeline), job.visible()) == ([State.COMPLETE], Counter([1, 2]))
 
 
+@pytest.mark.parametrize("held_at", ["begin.before", "hold.before"])
 def test_wait_with_a_timeout_goes_past_a_long_batch(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch, held_at: str
 ) -> None:
-    """Else nobody could stop a batch of an hour from the loop that waits for it."""
+    """Else nobody could stop a batch of an hour from the loop that waits for it.
+
+    The first batch has no token for some seconds.
+    """
     job.add(*ids(1))
     waited, is_held = threading.Event(), threading.Event()
     in_time: list[bool] = []
 
     def hold(point: str, where: object) -> None:
-        if point == "hold.before":
+        if point == held_at:
             is_held.set()
             in_time.append(waited.wait(30))
 
@@ -201,7 +206,10 @@ def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
     assert job.visible() == Counter()
 
 
-@pytest.mark.parametrize("fault", ["answer of begin", "answer and log", "entry"])
+FAULTS = ["answer of begin", "answer and log", "answer and read", "entry"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_idle_start_recovers_though_an_answer_is_lost(
     job: Job, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -222,6 +230,17 @@ def test_idle_start_recovers_though_an_answer_is_lost(
         return called
 
     pipeline = checkpoint_pipeline(job)
+    if fault == "answer and read":  # of the look whether another object holds the token
+        fault_of_read: list[str] = []
+        find = SqliteLog.find
+
+        def unreadable_once(log: SqliteLog, *given: Any) -> Any:
+            if not fault_of_read:
+                fault_of_read.append(fault)
+                raise LogUnavailableError("it fails over")
+            return find(log, *given)
+
+        monkeypatch.setattr(SqliteLog, "find", unreadable_once)
     if fault == "answer and log":  # no other try reaches it
         monkeypatch.setattr(Pipeline, "ask_log", lambda _, ask, *_given: ask())
     if fault != "entry":
@@ -233,6 +252,7 @@ def test_idle_start_recovers_though_an_answer_is_lost(
     with idle(job, pipeline):
         wait_for(lambda: states(pipeline) == [State.COMPLETE])
     assert fired == [fault]
+    assert fault != "answer and read" or fault_of_read == [fault]
     assert job.visible() == Counter([1, 2])
 
 
@@ -418,6 +438,48 @@ def test_idle_start_is_recovered_after_a_failure(job: Job, monkeypatch: pytest.M
         assert query.isActive
     assert failed
     assert job.visible() == Counter([1, 2])
+
+
+def test_next_batch_mends_a_failure_of_the_commit_before_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A blip in the thread that commits ends no query that has another batch to deliver."""
+    for value in (1, 2):
+        job.add(*ids(value))
+    monkeypatch.setattr(run, "while_active", lambda query, action, what: action())
+    failed = fail_once_at("decide.before", monkeypatch)
+    pipeline = checkpoint_pipeline(job)
+
+    def deliver(df: DataFrame, batch_id: int) -> None:
+        if batch_id == 1:
+            wait_for(lambda: (r := pipeline._serving.run) is not None and r.failure is not None)
+        pipeline(df, batch_id)
+
+    job.run(deliver)  # type: ignore[arg-type]
+    pipeline.close()
+    assert failed
+    assert states(pipeline) == [State.COMPLETE] * 2
+    assert job.visible() == Counter([1, 2])
+
+
+def test_wait_goes_past_a_log_that_is_unreachable_for_a_moment(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The query itself needs nothing of the log, and must not end with the program."""
+    job.add(*ids(1))
+    pipeline = checkpoint_pipeline(job)
+    job.run(pipeline)
+    pipeline.close()
+    pipeline = checkpoint_pipeline(job)
+    away = LogUnavailableError("it fails over")
+    text = "its start was not recovered yet: it fails over"
+    with idle(job, pipeline) as query:
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteLog, "unfinished", Mock(side_effect=away))
+            # The listener may be at work, for which a wait does not wait.
+            wait_for(lambda: not pipeline.awaitTermination(query, 0.01) and text in caplog.text)
+        assert query.isActive
+        assert not pipeline.awaitTermination(query, 0.01)
 
 
 def test_failure_that_time_does_not_mend_is_not_tried_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -11,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +47,7 @@ from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 
 @pytest.fixture
@@ -1024,6 +1027,29 @@ def test_server_that_stays_unreachable_while_the_start_checks_it(
     with pytest.raises(StreamingQueryException, match="no route to the host"):
         job.run(pipeline)
     assert pipeline.log.head("orders") is None
+
+
+def test_query_that_is_stopped_while_its_start_checks_a_server(job: Job) -> None:
+    """`stop` waits for the check, which is not repeated any more."""
+    tries: list[bool] = []
+    queries: Future[StreamingQuery] = Future()
+
+    class Away(FileSink):
+        def validate(self, schema: pa.Schema) -> None:
+            query = queries.result(60)
+            if not tries:
+                threading.Thread(target=query.stop).start()
+            while query.isActive:
+                time.sleep(0.01)
+            tries.append(True)
+            raise SinkUnavailableError("the database system is starting up")
+
+    job.add(*ids(1))
+    query = job.start(job.pipeline(sinks=[Away(job.out)]))
+    queries.set_result(query)
+    with contextlib.suppress(StreamingQueryException):
+        query.awaitTermination()
+    assert tries == [True]
 
 
 def test_setting_that_cannot_work_is_refused_before_data_moves(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -76,6 +77,23 @@ def test_each_sink_gets_the_columns_that_it_selects(job: FormatJob) -> None:
     assert job.visible(right, "twice") == Counter([2, 4])
     (record,) = records(job)
     assert {part.content.algorithm for part in record.shares["right"].parts} != {"rows"}
+
+
+def test_source_that_is_read_twice_gets_ahead_of_another(job: FormatJob) -> None:
+    """Three offsets and two folders: a counter is not looked up in the folder of another source."""
+    others = job.sink_folder("others")
+    for value in (100, 101):
+        (others / f"{value}.json").write_text(f'{{"id": {value}}}')
+    job.add(*ids(1))
+
+    def shape(rows: DataFrame) -> DataFrame:
+        reader = job.spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1)
+        other = reader.json(str(others))
+        return other.union(other).union(rows)
+
+    job.write(job.publish([FileSink(job.out)]), shape)
+    assert job.visible() == Counter([1, 100, 100, 101, 101])
+    assert [json.loads(offset)["logOffset"] for offset in records(job)[1].offsets] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("others", [["id"], ["id + 1 AS id"], None])

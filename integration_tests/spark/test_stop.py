@@ -512,6 +512,27 @@ def test_queries_of_others_are_refused(job: Job, spark: SparkSession, tmp_path: 
         assert assert_clean(job, pipeline, query) == 1
 
 
+def test_call_of_another_query_that_is_refused_does_not_hold_up_a_stop(
+    job: Job, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its batch has a higher number than any of the query that is served."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    other = Job(spark, folder)
+    for n in range(2):
+        other.add(*ids(n))
+    other.run(lambda df, batch_id: None)  # type: ignore[arg-type]
+    job.add(*ids(0))
+    pipeline = pipeline_of(job)
+    with running(job, pipeline) as query:
+        wait_for(lambda: committed(job) == 0)
+        other.add(*ids(2))
+        with pytest.raises(StreamingQueryException, match="make an ExactlyOnce for each query"):
+            other.run(pipeline)
+        pipeline.stop(query, DEADLINE_S)
+        assert assert_clean(job, pipeline, query) == 0
+
+
 def test_query_that_ended_within_a_batch(job: Job) -> None:
     """Something else stopped it, and the sinks have a batch that Spark has not."""
     job.add(*ids(0))

@@ -6,6 +6,7 @@ with boto3 and what boto3 finds; any other file system through a JVM that this p
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
@@ -57,10 +58,13 @@ class PlannedQuery(CheckpointedQuery):
     def is_stopping(self) -> bool:
         return False  # unknown; a run that follows takes a newer token
 
-    def source_of(self, use: str) -> str | None:
-        # A query that reads one source twice has fewer folders than uses. Then the digest of a
-        # file source's files may be missing; its counters are compared all the same.
-        return use
+    def folders_of(self, uses: Sequence[str]) -> Mapping[str, str]:
+        # A query that reads one source twice has fewer folders than uses, with other numbers. Which
+        # folder is whose is not to be seen here; the counters are compared all the same.
+        is_numbered = uses[0].isdigit()
+        if is_numbered and not self.files.has_source(str(len(uses) - 1)):
+            return {}
+        return {use: use for use in uses}
 
     def planned_batch(self) -> int:
         """The batch that Spark is planning: it has written the batch's offsets just before.

@@ -669,6 +669,29 @@ def test_prepared_batch_that_spark_did_not_commit_is_abandoned_before_it_is_abor
     world.check()
 
 
+def test_batch_that_spark_commits_while_the_log_is_unreachable_is_decided(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A paused driver's Spark goes on meanwhile: of an abandoned batch it would replay nothing."""
+    world.commit = "after_checkpoint"
+    crash_at(world, "hold.after")
+    driver = world.driver(Process())
+    abandon, away = SqliteLog.abandon, [True, False]
+
+    def unreachable(self: SqliteLog, record: TransactionRecord, token: int) -> TransactionRecord:
+        if away.pop(0):
+            world.spark.committed = 0
+            raise LogUnavailableError("unreachable; nothing was written")
+        return abandon(self, record, token)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteLog, "abandon", unreachable)
+        driver.recover()
+    assert [r.state for r in world.history()] == [State.COMPLETE]
+    world.start(Process())
+    world.check()
+
+
 def test_checkpoint_that_has_not_begun_the_batch_abandons_nothing(world: World) -> None:
     """It may be an older copy: Spark may have committed the batch in the other one."""
     world.commit = "after_checkpoint"

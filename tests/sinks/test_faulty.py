@@ -321,7 +321,34 @@ class PreparedWhereAway(SqliteSink):
             super().write_rows(handle, rows)
 
 
-@pytest.mark.parametrize("sink", [CommittedWhereAway, LostWhereAway, PreparedWhereAway])
+class ListsNothingWhereAway(SqliteSink):
+    """Takes every error for an empty list."""
+
+    def find_branches(self, owner: Owner) -> Iterable[Committable]:
+        try:
+            return list(super().find_branches(owner))
+        except (sqlite3.Error, SparkOnceError):
+            return []
+
+
+class AbortsNothingWhereAway(SqliteSink):
+    """Takes every error for a branch that is gone."""
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        with suppress(sqlite3.Error, SparkOnceError):
+            super().abort(branch)
+
+
+AWAY = [
+    CommittedWhereAway,
+    LostWhereAway,
+    PreparedWhereAway,
+    ListsNothingWhereAway,
+    AbortsNothingWhereAway,
+]
+
+
+@pytest.mark.parametrize("sink", AWAY)
 def test_target_is_away(tmp_path: Path, sink: type[SqliteSink]) -> None:
     def while_away(contract: SinkContract, stage: Stage) -> None:
         contract.test_unreachable_target(stage, stage.sink(), "away")

@@ -113,6 +113,25 @@ def test_rows_without_columns_are_refused(tmp_path: Path) -> None:
         FileSink(tmp_path).validate(pa.schema([]))
 
 
+TWICE = pa.struct([pa.field("a", pa.int64()), pa.field("a", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ([("id", pa.int64()), ("id", pa.int64())], r"\['id'\] more than once"),
+        ([("id", pa.int64()), ("x", pa.null())], "'x' is null, and readers refuse"),
+        ([("x", pa.list_(TWICE))], "'x' is list.*two fields of one name"),
+    ],
+)
+def test_columns_that_no_reader_takes_are_refused(
+    tmp_path: Path, columns: list[tuple[str, pa.DataType]], told: str
+) -> None:
+    """Spark would refuse the whole folder, with the rows of every batch in it."""
+    with pytest.raises(ConfigurationError, match=told):
+        FileSink(tmp_path).validate(pa.schema(columns))
+
+
 def test_home_of_a_user_that_is_not_there() -> None:
     with pytest.raises(ConfigurationError, match="knows no home of ~nobody-here"):
         FileSink("~nobody-here/out")

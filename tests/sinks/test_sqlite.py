@@ -272,6 +272,7 @@ def test_column_that_becomes_text_while_rows_are_staged(tmp_path: Path) -> None:
         ("DATE", "20260228"),
         ("REAL", 2**53 + 1),
         ("DECIMAL(38, 9)", Decimal("12345678901234567890.123456789")),
+        ("TEXT", 0.30000000000000004),
     ],
 )
 def test_type_that_would_change_a_value(tmp_path: Path, declared: str, value: Any) -> None:
@@ -279,6 +280,21 @@ def test_type_that_would_change_a_value(tmp_path: Path, declared: str, value: An
     executed(path, f"CREATE TABLE orders (v {declared})")
     with pytest.raises(ConfigurationError, match="column 'v' has the type .*: declare it as"):
         SqliteSink(path, "orders").validate(pa.record_batch({"v": [value]}).schema)
+
+
+def test_columns_in_other_cases_of_other_letters(tmp_path: Path) -> None:
+    """SQLite folds ASCII only: to it, ä and Ä are two columns."""
+    path = tmp_path / "shop.db"
+    executed(path, "CREATE TABLE orders (ID INTEGER, Ä INTEGER)")
+    sink = SqliteSink(path, "orders")
+    with pytest.raises(ConfigurationError, match=r"has no column \['ä'\]"):
+        sink.validate(pa.record_batch({"id": [1], "ä": [2]}).schema)
+    executed(path, "ALTER TABLE orders ADD COLUMN ä INTEGER")
+    sink.commit(prepared(sink, pa.record_batch({"Id": [1], "Ä": [2]})))
+    sink = SqliteSink(path, "orders")  # whose staging table has no ä
+    both = pa.record_batch({"id": [3], "ä": [4], "Ä": [5]})
+    sink.commit(prepared(sink, both, 2))
+    assert asked(path, "SELECT id, Ä, ä FROM orders") == [(1, 2, None), (3, 5, 4)]
 
 
 @pytest.mark.parametrize(

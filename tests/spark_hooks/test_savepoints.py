@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import ConfigurationError, SavepointError
+from sparkonce.protocol.processes import this_driver
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, fork
 from sparkonce.spark_hooks.savepoints.changes import Changes
@@ -338,6 +339,17 @@ def test_restore_with_later_batches_is_refused(stage: Stage) -> None:
     with pytest.raises(SavepointError, match="every batch up to 6"):
         stage.restore(LocalFolder(into))
     assert not list(into.iterdir())
+
+
+def test_fork_has_no_driver_of_its_parent(stage: Stage) -> None:
+    """Else `recover` of the fork would ask whether to fence the parent's, which runs on."""
+    stage.log.begin(stage.claim("orders", QUERY, 6))
+    stage.create(LocalFolder(stage.root), "first")
+    into = stage.folder / "forked"
+    stage.fork(LocalFolder(into), into, "fork")
+    head = stage.log.head("fork")
+    assert head is not None
+    assert (head.driver, head.starts) == (this_driver(), 1)
 
 
 def test_fork_into_the_same_target_is_refused(stage: Stage) -> None:

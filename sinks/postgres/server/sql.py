@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from sparkonce.clients.postgres import SERVER_KEEPS_ALIVE
 from sparkonce.errors import ProtocolError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Owner
 
@@ -144,6 +145,7 @@ def settings(
         "client_min_messages": "warning",
         # If off, the server reads a null in an array's text form as the text "NULL".
         "array_nulls": "on",
+        **SERVER_KEEPS_ALIVE,
     }
     if application_name is not None:
         values["application_name"] = application_name

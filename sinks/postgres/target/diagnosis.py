@@ -96,7 +96,7 @@ def diagnose(
             Level.ERROR,
             f"{where}: {address.said(error)}",
             next_step(error, timeouts).strip(" ()")
-            or "check the address, the role, its password and pg_hba.conf",
+            or "check that the server runs, its address, the role, its password and pg_hba.conf",
         )
         return
     yield from _server(seen)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.arrow_types import zone_of
+from sparkonce.sinks.arrow_types import (
+    NESTED,
+    VOID,
+    Refusal,
+    check_kinds,
+    check_names,
+    zone_of,
+)
 from sparkonce.sinks.s3.writing.formats import FileFormat
 
 _FOLDER_TYPES: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
@@ -30,11 +37,7 @@ def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
         ConfigurationError: naming the column.
     """
     partition_by = file_format.partition_by
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if twice:
-        raise ConfigurationError(
-            f"S3Sink: the rows have the columns {twice} more than once: rename them (transform=)"
-        )
+    check_names("S3Sink", schema)
     missing = [name for name in partition_by if name not in schema.names]
     if missing:
         raise ConfigurationError(
@@ -78,15 +81,8 @@ def _check_folder(column: pa.Field[pa.DataType]) -> None:
 
 def _check_files(schema: pa.Schema, file_format: FileFormat) -> None:
     """Refuse columns that the files cannot hold, or cannot return unchanged."""
-    reasons = _UNFIT.get(file_format.name, ())
-    for column in schema:
-        for inner in kinds(column.type):
-            reason = next((reason for refuses, reason in reasons if refuses(inner)), None)
-            if reason is not None:
-                raise ConfigurationError(
-                    f"S3Sink: column {column.name!r} is {column.type}, and {reason}: use another "
-                    "format, or change the column (select=)"
-                )
+    advice = "use another format, or change the column (select=)"
+    check_kinds("S3Sink", schema, _UNFIT.get(file_format.name, ()), advice)
     if file_format.name == "csv" and len(schema) == 1 and schema.field(0).nullable:
         raise ConfigurationError(
             f"S3Sink: CSV of the one column {schema.field(0).name!r} cannot hold nulls, because "
@@ -105,42 +101,19 @@ def _check_files(schema: pa.Schema, file_format: FileFormat) -> None:
         ) from error
 
 
-def kinds(kind: pa.DataType) -> Iterable[pa.DataType]:
-    """The type and all types within it."""
-    yield kind
-    for index in range(kind.num_fields):
-        yield from kinds(kind.field(index).type)
-
-
-def _has_a_name_twice(kind: pa.DataType) -> bool:
-    return isinstance(kind, pa.StructType) and len({f.name for f in kind}) < kind.num_fields
-
-
-def _is_spatial(kind: pa.DataType) -> bool:
-    if not isinstance(kind, pa.StructType):
-        return False
-    return any({b"geometry", b"geography"} & set(field.metadata or ()) for field in kind)
-
-
 def _has_other_keys(kind: pa.DataType) -> bool:
     return pat.is_map(kind) and not pat.is_string(kind.key_type)
 
 
-# Spark cannot read such a column from CSV, and from Parquet only since SPARK-54220 (not in 4.0).
-_VOID: Final = (pat.is_null, "readers refuse a column that has no type (cast it)")
-_NESTED: Final = (
-    (_has_a_name_twice, "a struct in it has two fields of one name, and readers see only one"),
-    (_is_spatial, "no reader returns it as such (write its st_asbinary and st_srid)"),
-)
-_UNFIT: Final[Mapping[str, Sequence[tuple[Callable[[pa.DataType], bool], str]]]] = {
-    "parquet": (_VOID, *_NESTED),
+_UNFIT: Final[Mapping[str, Sequence[Refusal]]] = {
+    "parquet": (VOID, *NESTED),
     "json": (
-        *_NESTED,
+        *NESTED,
         (_has_other_keys, "the keys of JSON's objects are strings"),
         (pat.is_duration, "JSON has no intervals"),
     ),
     "csv": (
-        _VOID,
+        VOID,
         (pat.is_nested, "CSV holds no nested columns"),
         (pat.is_binary, "CSV holds no bytes"),
         (pat.is_large_binary, "CSV holds no bytes"),

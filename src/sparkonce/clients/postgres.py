@@ -34,6 +34,15 @@ KEPT_ALIVE: Final[Mapping[str, str]] = {
 }
 """Connection parameters that the user's connection string overrides."""
 
+SERVER_KEEPS_ALIVE: Final[Mapping[str, str]] = {
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""The same, as settings of the server's end: a client that vanished would hold its locks for hours
+in the middle of a COPY, which no other timeout of the server ends."""
+
 _URLS: Final = ("postgresql://", "postgres://")
 
 

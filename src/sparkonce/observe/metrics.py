@@ -72,9 +72,11 @@ class Metrics:
         """Take note of a step."""
         pipeline = seen.step.pipeline
         standing = self._pipelines.get(pipeline or "")
-        if pipeline is None or standing is None or seen.event is Event.STARTED:
+        if pipeline is None or standing is None:
             return
         self._note_call(pipeline, seen)
+        if seen.event is Event.STARTED:
+            return
         if seen.error is None:
             self._note_result(pipeline, standing, seen.step, seen.sink)
         else:
@@ -95,8 +97,10 @@ class Metrics:
         attributes = {names.PIPELINE: pipeline, names.STEP: seen.step.name}
         if seen.sink is not None:
             attributes[names.SINK] = seen.sink
-        if seen.step.retries:
-            self._instruments[names.STEP_RETRIES].add(seen.step.retries, attributes)
+        if seen.event is Event.STARTED:  # at 0, as in `follow`
+            self._instruments[names.STEP_RETRIES].add(0, attributes)
+            return
+        self._instruments[names.STEP_RETRIES].add(seen.step.retries, attributes)
         if seen.error is not None:
             attributes[names.ERROR] = type(seen.error).__name__
         self._instruments[names.STEP_DURATION].record(seen.step.seconds, attributes)

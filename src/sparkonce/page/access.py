@@ -103,9 +103,8 @@ def _host(request: Request) -> str:
 
 
 def _is_from_elsewhere(request: Request) -> bool:
-    site = request.headers.get("sec-fetch-site", "same-origin")
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:  # its origin may be null, as `referrer-policy` wants it
+        return site not in {"same-origin", "none"}
     origin = request.headers.get("origin")
-    own = request.headers.get("host")
-    return site not in {"same-origin", "none"} or (
-        origin is not None and urlsplit(origin).netloc != own
-    )
+    return origin is not None and urlsplit(origin).netloc != request.headers.get("host")

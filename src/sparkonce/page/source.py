@@ -53,7 +53,11 @@ def ways_out(batch: Facts, job: str) -> list[tuple[str, str]]:
         return [("Operators have ruled on it. Start the query, or recover, to finish it:", recover)]
     late = [branch["branch"] for branch in branches if has_passed(branch["safe_until"])]
     if not late:
-        return [("It will be committed in every sink. Start the query, or recover:", recover)]
+        will = (
+            "It will be committed in every sink. A driver that runs does it by itself, once each "
+            "server can be reached. Otherwise start the query, or recover:"
+        )
+        return [(will, recover)]
     settle = f"sparkonce settle {job} {batch['batch']} --branch {late[0]} --as committed|aborted"
     may_be_lost = (
         f"A server may have dropped {late[0]}: its time has passed. Start the query, which can "

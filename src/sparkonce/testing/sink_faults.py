@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ from sparkonce.errors import (
     ProtocolError,
     SparkOnceError,
 )
-from sparkonce.model import Committable
+from sparkonce.model import BranchId, Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase, must_return
@@ -99,8 +99,10 @@ class SinkFaults(SinkCase):
         if away is None:
             pytest.skip(f"the world has no {how}=")
         decided, gone = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
+        listed = seen = _ids(stage.found(sink))
         sink.close()
         late: list[Committable] = []
+        is_aborted = False
         with away():
             with suppress(Exception):
                 late = stage.prepare(sink, branch(3, batch_id=3), B)
@@ -110,9 +112,14 @@ class SinkFaults(SinkCase):
                     "the rows is unknown, so raise CommitUnresolvedError, or let the client's "
                     "error pass"
                 )
-            with suppress(Exception):  # it is aborted again below
+            with suppress(Exception):
+                seen = _ids(stage.found(sink))
+            with suppress(Exception):
                 stage.abort(sink, gone)
+                is_aborted = True
         sink.close()
+        left = _ids(stage.found(sink))
+        _check_no_silence(hidden=listed - seen, kept=left & _ids(gone) if is_aborted else set())
         stage.commit(sink, decided)
         stage.commit(sink, late)
         stage.abort(sink, gone)
@@ -144,6 +151,22 @@ class SinkFaults(SinkCase):
             "the transaction log: leave it out, also of the client's errors that you chain "
             f"({GUIDE}#checklist)"
         )
+
+
+def _ids(committables: Iterable[Committable]) -> set[BranchId]:
+    return {committable.branch_id for committable in committables}
+
+
+def _check_no_silence(*, hidden: set[BranchId], kept: set[BranchId]) -> None:
+    """Nothing was swallowed that a sweep goes by."""
+    assert not hidden, (
+        f"find_branches returned while the target was unreachable, and did not list {hidden}: a "
+        "sweep takes that for proof that nothing is left, so let the client's error pass"
+    )
+    assert not kept, (
+        f"abort returned while the target was unreachable, and {kept} is still prepared: let the "
+        "client's error pass, and a later sweep aborts it"
+    )
 
 
 Away: TypeAlias = "Callable[[], AbstractContextManager[object]]"
