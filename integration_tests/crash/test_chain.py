@@ -47,13 +47,11 @@ def test_driver_killed_around_the_decision_with_all_real_sinks(
 ) -> None:
     """Before the decision, after it, in the recovery, and between the commits of two sinks."""
     steps = [
-        Kill("prepare.after", "none", "upsert", aborts=True),
         Kill("vote.after", "none", "iceberg", aborts=True),
         Kill("decide.after", "none"),
         Kill("recover.after", "all", again=True),
         Kill("commit.before", "held", "delta"),
         Kill("commit.after", "ahead", "straight"),
-        Kill("complete.before", "all"),
     ]
     targets = [*all_targets, *direct_targets(services.postgres, fresh_name)]
     with Scenario(tmp_path, targets, batches_of(steps)) as scenario:
@@ -79,7 +77,6 @@ def test_driver_killed_around_sparks_commit_with_all_real_sinks(
     targets = real_targets(services, fresh_name)
     steps = [
         Kill("hold.after", "none", aborts=True),
-        Kill("abandon.before", "none", again=True),
         Kill("abandon.after", "none", again=True),
         beside_planning(Kill("decide.before", "none")),
         Kill("decide.after", "none", again=True),

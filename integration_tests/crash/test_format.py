@@ -80,11 +80,7 @@ def kill_at_every_step(
     assert fired >= {step.point for step in steps}
 
 
-SOME = [
-    Kill("vote.after", "none", "postgres", aborts=True),
-    Kill("decide.after", "none"),
-    Kill("commit.after", "ahead", "kafka", again=True),
-]
+SOME = [Kill("decide.after", "none"), Kill("commit.after", "ahead", "kafka", again=True)]
 
 
 @pytest.mark.parametrize(
