@@ -22,6 +22,7 @@ from sparkonce.sinks import DeltaSink
 from sparkonce.sinks.delta.statistics import statistics_of
 from sparkonce.sinks.lakehouse import writing
 from tests.delta.conftest import SCHEMA, Lake, branch, prepared, rows, task
+from tests.support import required_cases
 
 INNER = pa.struct([("a", pa.int64()), ("b", pa.string())])
 WIDE = pa.schema(
@@ -260,6 +261,30 @@ def test_required_column_is_null(lake: Lake) -> None:
     batch = pa.RecordBatch.from_pylist([{"id": None}], schema=pa.schema([("id", pa.int64())]))
     with pytest.raises(PrepareRejectedError, match="id is required, and a row has none"):
         task(lake.sink(), branch(), batch)
+
+
+@pytest.mark.parametrize("columns", [[], ["id"]])
+def test_null_struct_has_no_required_fields(lake: Lake, columns: list[str]) -> None:
+    """Spark's type of a struct that may be null still has fields that are NOT NULL."""
+    lake.create(required_cases.TABLE, partition_by=columns)
+    sink = lake.sink()
+    sink.validate(required_cases.TABLE)
+    batch = required_cases.batch(required_cases.FITTING)
+    sink.commit(prepared(sink, 1, [batch.slice(0, 2), batch.slice(2)]))
+    assert written(lake) == required_cases.FITTING
+    assert lake.table().to_pyarrow_table(filters=[("id", "=", 1)]).num_rows == 1
+
+
+@pytest.mark.parametrize(("column", "value", "path"), required_cases.REFUSED)
+def test_null_where_the_table_takes_none(lake: Lake, column: str, value: Any, path: str) -> None:
+    """Readers would see a struct of nulls, or an empty list."""
+    lake.create(pa.schema([required_cases.TABLE.field(name) for name in ("id", column)]))
+    sink = lake.sink()
+    batch = required_cases.batch([{"id": 0}, {"id": 1, column: value}]).select(["id", column])
+    with pytest.raises(PrepareRejectedError, match=f".column {path} is required, and") as refused:
+        task(sink, branch(), batch)
+    assert "leave such rows out" in str(refused.value)
+    task(sink, branch(attempt=1), batch.slice(0, 1))
 
 
 def test_missing_column_is_null(lake: Lake) -> None:
