@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -26,7 +26,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from sparkonce.sinks.delta.live import live_files
-from sparkonce.sinks.delta.statistics import statistics_of
+from sparkonce.sinks.delta.statistics import described, is_beyond_bounds, statistics_of
 from sparkonce.sinks.lakehouse.marks import Marks
 from sparkonce.sinks.lakehouse.proofs import (
     TAKEN_BACK,
@@ -51,7 +51,6 @@ _INFO: Final = "sparkonce"
 _NOT_NULL: Final = " not null"
 _RULES: Final = ("delta.", "__CHAR_VARCHAR_TYPE_STRING")
 RETENTION: Final = "delta.setTransactionRetentionDuration"
-_DESCRIBED_COLUMNS: Final = 32  # Delta's own default
 
 
 class DeltaLayout(Layout):
@@ -82,13 +81,17 @@ class DeltaLayout(Layout):
         self.spec = json.dumps({"partitioned_by": self.columns, "kinds": self.kinds})
         inner = [field for field in self.schema if field.name not in self.columns]
         self.file_schema = pa.schema(inner)
-        settings = metadata.configuration
-        count = int(settings.get("delta.dataSkippingNumIndexedCols", _DESCRIBED_COLUMNS))
-        named = settings.get("delta.dataSkippingStatsColumns")
-        names = self.file_schema.names
-        self._described = named.split(",") if named else names[: count if count >= 0 else None]
+        self._described = described(metadata.configuration, self.file_schema.names)
+        self._without_bounds: set[Hashable] = set()
 
     def split(self, rows: pa.Table) -> Iterator[tuple[tuple[str | None, ...], pa.Table]]:
+        for partition, part in self._parts(rows):
+            columns = map(part.column, self._described)
+            if partition not in self._without_bounds and any(map(is_beyond_bounds, columns)):
+                self._without_bounds.add(partition)
+            yield partition, part
+
+    def _parts(self, rows: pa.Table) -> Iterator[tuple[tuple[str | None, ...], pa.Table]]:
         if not self.columns:
             yield (), rows
             return
@@ -120,7 +123,12 @@ class DeltaLayout(Layout):
             "rows": file.footer.num_rows,
             "bytes": file.bytes,
             "partition": list(file.partition),  # type: ignore[call-overload]  # from split
-            "stats": statistics_of(file.footer, self.file_schema, self._described),
+            "stats": statistics_of(
+                file.footer,
+                self.file_schema,
+                self._described,
+                has_bounds=file.partition not in self._without_bounds,
+            ),
         }
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
 from sparkonce.sinks.committables import name_used_before
+from sparkonce.sinks.lakehouse.fitting import check_known, fitted
 from sparkonce.sinks.lakehouse.marks import file_name
 from sparkonce.sinks.lakehouse.payloads import WrittenFiles
 from sparkonce.sinks.lakehouse.table import DataFile, LoadedTable
@@ -164,20 +165,6 @@ class BranchWriter:
         self._files.append(self._layout.describe(file.close()))
 
 
-def _unknown(given: pa.DataType, wanted: pa.DataType, path: str = "") -> Iterator[str]:
-    """The fields that a cast would leave out, at any depth."""
-    names = [wanted.field(n).name for n in range(wanted.num_fields)]
-    for n in range(given.num_fields):
-        field = given.field(n)
-        where = f"{path}.{field.name}".lstrip(".")
-        if not pa.types.is_struct(given):  # lists and maps call their fields as they like
-            yield from _unknown(field.type, wanted.field(n).type, where)
-        elif field.name not in names:
-            yield where
-        else:
-            yield from _unknown(field.type, wanted.field(names.index(field.name)).type, where)
-
-
 def _texts(schema: pa.Schema) -> list[str]:
     """The paths of the columns, also nested ones, that hold text or bytes."""
     return [
@@ -193,29 +180,3 @@ def _columns(schema: pa.Schema) -> Iterator[pq.ColumnSchema]:
         writer.write_table(schema.empty_table())
     described = pq.read_metadata(pa.BufferReader(file.getvalue())).schema
     return (described.column(n) for n in range(len(described)))
-
-
-def check_known(given: pa.Schema, wanted: pa.Schema) -> None:
-    """Check that the table has every column of the rows, and every field within.
-
-    Raises:
-        pa.ArrowInvalid: it lacks one, and Arrow's cast would drop its values.
-    """
-    if unknown := list(_unknown(pa.struct(list(given)), pa.struct(list(wanted)))):
-        raise pa.ArrowInvalid(f"the table no longer has the column {', '.join(unknown)}")
-
-
-def fitted(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
-    """Rows with the table's columns and types; columns that the rows lack are null.
-
-    Raises:
-        pa.ArrowException: a value does not fit.
-    """
-    given = batch.schema.names
-    columns = []
-    for each in wanted:
-        column = batch.column(each.name) if each.name in given else pa.nulls(batch.num_rows)
-        if column.null_count and not each.nullable:
-            raise pa.ArrowInvalid(f"column {each.name} is required, and a row has none")
-        columns.append(column.cast(each.type))
-    return pa.Table.from_arrays(columns, schema=wanted)

@@ -19,9 +19,9 @@ from deltalake.schema import Field, PrimitiveType, Schema, StructType
 
 from sparkonce.errors import ConfigurationError, PrepareRejectedError
 from sparkonce.sinks import DeltaSink
-from sparkonce.sinks.delta.statistics import statistics_of
 from sparkonce.sinks.lakehouse import writing
 from tests.delta.conftest import SCHEMA, Lake, branch, prepared, rows, task
+from tests.support import required_cases
 
 INNER = pa.struct([("a", pa.int64()), ("b", pa.string())])
 WIDE = pa.schema(
@@ -137,6 +137,12 @@ def statistics(lake: Lake) -> list[dict[str, Any]]:
     return found
 
 
+def without_nan(batch: pa.RecordBatch) -> pa.RecordBatch:
+    n = batch.schema.get_field_index("score")
+    score: Any = batch.column(n)
+    return batch.set_column(n, "score", pc.if_else(pc.is_nan(score), pa.scalar(0.5), score))
+
+
 @pytest.mark.parametrize("row_group", [1000, 7])
 def test_statistics_hold_for_every_row(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, row_group: int
@@ -145,14 +151,15 @@ def test_statistics_hold_for_every_row(
     monkeypatch.setattr("sparkonce.sinks.delta.table.DeltaLayout.row_group", row_group)
     lake.create(WIDE)
     sink = lake.sink()
-    batches = [wide_rows(40, seed) for seed in range(3)]
+    batches = [without_nan(wide_rows(40, seed)) for seed in range(3)]
     tasks = [[batch.slice(n, 8) for n in range(0, 40, 8)] for batch in batches]
     sink.commit(prepared(sink, 1, *tasks))
     groups = [pq.read_metadata(path).num_row_groups for path in lake.data()]
     assert groups == [5 if row_group == 7 else 1] * 3
     for found, batch in zip(statistics(lake), batches, strict=True):
         assert found["numRecords"] == 40
-        assert set(found["minValues"]) == {"id", "small", "day", "at", "city"}
+        assert set(found["minValues"]) == set(WIDE.names) - {"raw", "many", "by_name"}
+        assert found["minValues"].pop("inner") == found["maxValues"].pop("inner") == {}
         for name, nulls in found["nullCount"].items():
             assert nulls == batch.column(name).null_count, name
         assert set(found["nullCount"]) == set(WIDE.names) - {"inner", "many", "by_name"}
@@ -180,17 +187,6 @@ def test_long_texts_are_cut_off(lake: Lake) -> None:
     low, high = found["minValues"]["name"], found["maxValues"]["name"]
     assert low < text < high
     assert len(high) == len(low) + 1 == 33
-
-
-def test_nan_has_no_bounds() -> None:
-    """Spark takes it for the greatest number, and Parquet leaves it out."""
-    table = pa.table({"score": [1.0, float("nan")], "id": [1, 2]})
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema) as writer:
-        writer.write_table(table)
-    found = json.loads(statistics_of(writer.writer.metadata, table.schema, table.schema.names))
-    assert found["maxValues"] == {"id": 2}
-    assert found["nullCount"] == {"score": 0, "id": 0}
 
 
 @pytest.mark.parametrize(
@@ -260,6 +256,30 @@ def test_required_column_is_null(lake: Lake) -> None:
     batch = pa.RecordBatch.from_pylist([{"id": None}], schema=pa.schema([("id", pa.int64())]))
     with pytest.raises(PrepareRejectedError, match="id is required, and a row has none"):
         task(lake.sink(), branch(), batch)
+
+
+@pytest.mark.parametrize("columns", [[], ["id"]])
+def test_null_struct_has_no_required_fields(lake: Lake, columns: list[str]) -> None:
+    """Spark's type of a struct that may be null still has fields that are NOT NULL."""
+    lake.create(required_cases.TABLE, partition_by=columns)
+    sink = lake.sink()
+    sink.validate(required_cases.TABLE)
+    batch = required_cases.batch(required_cases.FITTING)
+    sink.commit(prepared(sink, 1, [batch.slice(0, 2), batch.slice(2)]))
+    assert written(lake) == required_cases.FITTING
+    assert lake.table().to_pyarrow_table(filters=[("id", "=", 1)]).num_rows == 1
+
+
+@pytest.mark.parametrize(("column", "value", "path"), required_cases.REFUSED)
+def test_null_where_the_table_takes_none(lake: Lake, column: str, value: Any, path: str) -> None:
+    """Readers would see a struct of nulls, or an empty list."""
+    lake.create(pa.schema([required_cases.TABLE.field(name) for name in ("id", column)]))
+    sink = lake.sink()
+    batch = required_cases.batch([{"id": 0}, {"id": 1, column: value}]).select(["id", column])
+    with pytest.raises(PrepareRejectedError, match=f".column {path} is required, and") as refused:
+        task(sink, branch(), batch)
+    assert "leave such rows out" in str(refused.value)
+    task(sink, branch(attempt=1), batch.slice(0, 1))
 
 
 def test_missing_column_is_null(lake: Lake) -> None:
@@ -466,7 +486,7 @@ def test_value_without_a_bound(lake: Lake, kind: pa.DataType, value: Any) -> Non
             if "add" in json.loads(line)
         )
     )
-    assert set(found["maxValues"]) == {"id"}
+    assert found == {"numRecords": 1}
 
 
 def test_batch_of_no_rows_makes_no_file(lake: Lake) -> None:

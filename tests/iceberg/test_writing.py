@@ -26,7 +26,6 @@ from pyiceberg.types import (
     DateType,
     DecimalType,
     DoubleType,
-    ListType,
     LongType,
     NestedField,
     StringType,
@@ -38,6 +37,7 @@ from sparkonce.sinks import IcebergSink
 from sparkonce.sinks.iceberg import table as iceberg_table
 from sparkonce.sinks.lakehouse import writing
 from tests.iceberg.conftest import SCHEMA, Lake, branch, prepared, rows, task
+from tests.support import required_cases
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -332,15 +332,34 @@ def test_rows_that_belong_to_no_partition(lake: Lake, monkeypatch: pytest.Monkey
         task(sink, branch(), wide_rows(3))
 
 
-def test_null_in_a_list_that_takes_none(lake: Lake) -> None:
-    """It is noticed when the row group is written."""
-    schema = Schema(
-        NestedField(1, "l", ListType(element_id=2, element=LongType(), element_required=True))
-    )
-    lake.create(schema)
-    batch = pa.RecordBatch.from_pylist([{"l": [None]}], pa.schema([("l", pa.list_(pa.int64()))]))
-    with pytest.raises(PrepareRejectedError, match="do not fit"):
-        task(lake.sink(), branch(), batch)
+@pytest.mark.parametrize("buckets", [0, 2])
+def test_null_struct_has_no_required_fields(lake: Lake, buckets: int) -> None:
+    """Spark's type of a struct that may be null still has fields that are NOT NULL."""
+    made = lake.create(required_cases.TABLE)
+    if buckets:
+        with made.update_spec() as update:
+            update.add_field("id", BucketTransform(buckets), "bucket")
+    sink = lake.sink()
+    sink.validate(required_cases.TABLE)
+    batch = required_cases.batch(required_cases.FITTING)
+    sink.commit(prepared(sink, 1, [batch.slice(0, 2), batch.slice(2)]))
+    found = [row for path in lake.data() for row in pq.read_table(path).to_pylist()]
+    assert sorted(found, key=lambda row: int(row["id"])) == required_cases.FITTING
+    # pyiceberg's own reader makes an empty list of a null list of structs.
+    read = lake.table().scan(selected_fields=("id", "s")).to_arrow().sort_by("id")
+    assert read["s"].to_pylist() == [row["s"] for row in required_cases.FITTING]
+
+
+@pytest.mark.parametrize(("column", "value", "path"), required_cases.REFUSED)
+def test_null_where_the_table_takes_none(lake: Lake, column: str, value: Any, path: str) -> None:
+    """Readers would see a struct of nulls, or an empty list."""
+    lake.create(pa.schema([required_cases.TABLE.field(name) for name in ("id", column)]))
+    sink = lake.sink()
+    batch = required_cases.batch([{"id": 0}, {"id": 1, column: value}]).select(["id", column])
+    with pytest.raises(PrepareRejectedError, match=f".column {path} is required, and") as refused:
+        task(sink, branch(), batch)
+    assert "leave such rows out" in str(refused.value)
+    task(sink, branch(attempt=1), batch.slice(0, 1))
 
 
 def test_folder_that_cannot_be_listed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
