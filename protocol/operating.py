@@ -154,11 +154,16 @@ def look_for_orphans(job: Job, failures: dict[str, Exception]) -> list[Orphan]:
             sink,
             branch,
             may_be_written=may_write and branch.branch_id.token == head.token,
-            is_committed=lists_uncommitted_only(sink) and complete(branch.branch_id) is not None,
+            is_committed=lists_uncommitted_only(sink) and _is_named(complete, branch),
         )
         for sink, branch in found
         if branch.branch_id.name not in named
     ]
+
+
+def _is_named(complete: Callable[[BranchId], Committable | None], branch: Committable) -> bool:
+    named = complete(branch.branch_id)
+    return named is not None and named.branch_id == branch.branch_id
 
 
 def end_branches(

@@ -3,7 +3,8 @@
     the log's unfinished records ─► the names that they need
     every sink ─► the pipeline's branches ─► minus those names, minus younger tokens ─► abort
                                                   └─ of a complete record, and the sink lists only
-                                                     what is not committed: commit again
+                                                     what is not committed: commit again; what its
+                                                     tasks left is aborted after that
 
 Branches that a driver with this very token is writing would be among them, so a sweep runs only
 while the driver is writing no batch. What cannot be swept now is swept after the next batch: a
@@ -18,7 +19,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from sparkonce.errors import FencedError
-from sparkonce.model import BranchId, Committable, Owner, TransactionId
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner, TransactionId
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.sinks import verbs
@@ -160,7 +161,8 @@ def _without_committed(
     """Commit again what a complete batch names, and return the others: the orphans.
 
     Such a branch is listed where a standby was promoted that had not received the commit, or where
-    an older backup was restored. An abort would destroy the last copy of its rows.
+    an older backup was restored. An abort would destroy the last copy of its rows. A task's branch,
+    whose rows the driver's branch has taken over, is mostly a left-over.
     """
     orphans: list[Committable] = []
     complete = complete_batches(pipeline.log, pipeline.name)
@@ -170,6 +172,8 @@ def _without_committed(
             orphans.append(branch)
         elif error := verbs.outcome_of_commit(sink, named):
             logger.error("%s is left to the next sweep: %s", named.branch_id, error)
+        elif named.branch_id != branch.branch_id:
+            orphans.append(branch)
         else:
             logger.error(
                 "batch %d of pipeline %r is complete, and %s was found prepared in %r: its server "
@@ -186,7 +190,10 @@ def _without_committed(
 def complete_batches(
     log: TransactionLog, pipeline: str
 ) -> Callable[[BranchId], Committable | None]:
-    """A look-up: the branch as the record of a complete batch names it, or None."""
+    """A look-up: the branch as the record of a complete batch names it, or None.
+
+    Of a task's branch that the vote has turned into a branch of the driver's, it is the latter.
+    """
     find_head = functools.cache(log.head)
 
     @functools.cache  # a batch may have left many branches
@@ -208,7 +215,13 @@ def _committed_as(record: TransactionRecord, branch_id: BranchId) -> Committable
     """The branch as a finished record names it; None where it names none, or it was ruled out."""
     if not record.state.is_finished:
         return None
-    for committable in record.committables():
-        if committable.branch_id == branch_id and not record.is_ruled_out(committable):
-            return committable
+    for share in record.shares.values():
+        parts = {part.branch for part in share.parts}
+        for committable in share.committables:
+            is_of_driver = committable.branch_id.attempt == DRIVER_ATTEMPT
+            is_it = committable.branch_id == branch_id
+            if (is_it or (is_of_driver and branch_id.name in parts)) and not record.is_ruled_out(
+                committable
+            ):
+                return committable
     return None

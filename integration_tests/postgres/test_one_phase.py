@@ -264,6 +264,26 @@ def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     assert prepares.xids() == [(0, False), (1, True)]
 
 
+def test_tables_of_a_complete_batch_on_a_server_that_went_back_in_time(
+    prepares: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The standby that took over had the tasks' tables, and not the driver's transaction."""
+    world, log = prepares.world, prepares.log()
+    sink = world.ready()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
+        driver = prepares.driver(sink, log)
+        record = decided(driver, OneBatch(sink, 0))
+    log.complete(record, driver.incarnation.token)
+    for gid in world.gids():
+        world.run(f"ROLLBACK PREPARED '{gid}'")
+    driver = prepares.driver(sink, run_id="2")
+    assert world.state() == (3, 1, 0, 0)
+    assert caplog.text.count("is merged again from its staging tables") == 1
+    driver.sweep()
+    assert world.state() == (3, 1, 0, 0)
+
+
 @pytest.mark.parametrize("load", ["staged", "direct"])
 def test_complete_batch_on_a_server_that_went_back_in_time(
     prepares: Pipeline, caplog: pytest.LogCaptureFixture, load: str

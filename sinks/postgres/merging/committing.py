@@ -19,6 +19,7 @@ whichever process runs it (I4); the others wait there before they do any work.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -53,6 +54,8 @@ from sparkonce.sinks.postgres.server.sql import (
     staging_name,
 )
 
+logger = logging.getLogger("sparkonce")
+
 _REFUSED = ("22", "23", "42", "44", "P0", "0A", "21", "27", "2F", "38", "39")
 """SQLSTATE classes of errors that the same rows cause again, such as data and constraints."""
 
@@ -77,6 +80,8 @@ class MergeCommitter:
         try:
             ask = end_prepared if self._merge.prepared else is_committed
             if not (is_done or self._answers(ask)):  # 1, 2
+                what = "%s was not committed, and is merged again from its staging tables"
+                logger.warning(what, self._branch_id)
                 self._merge_again()  # 3
             self._await_standbys()
         except psycopg.Error as error:  # 6
