@@ -7,11 +7,11 @@ claim_again ─► a token of the operator's own, which fences a driver that sti
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.model import Committable, Owner
+from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.parallel import at_once
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import NoEntrance
@@ -154,16 +154,16 @@ def look_for_orphans(job: Job, failures: dict[str, Exception]) -> list[Orphan]:
             sink,
             branch,
             may_be_written=may_write and branch.branch_id.token == head.token,
-            is_committed=lists_uncommitted_only(sink) and _is_named(complete, branch),
+            is_committed=lists_uncommitted_only(sink) and _is_in(complete, branch.branch_id),
         )
         for sink, branch in found
         if branch.branch_id.name not in named
     ]
 
 
-def _is_named(complete: Callable[[BranchId], Committable | None], branch: Committable) -> bool:
-    named = complete(branch.branch_id)
-    return named is not None and named.branch_id == branch.branch_id
+def _is_in(complete: Callable[[BranchId], Committable | None], branch_id: BranchId) -> bool:
+    named = complete(branch_id)
+    return named is not None and named.branch_id == branch_id
 
 
 def end_branches(

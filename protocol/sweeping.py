@@ -218,10 +218,8 @@ def _committed_as(record: TransactionRecord, branch_id: BranchId) -> Committable
     for share in record.shares.values():
         parts = {part.branch for part in share.parts}
         for committable in share.committables:
-            is_of_driver = committable.branch_id.attempt == DRIVER_ATTEMPT
-            is_it = committable.branch_id == branch_id
-            if (is_it or (is_of_driver and branch_id.name in parts)) and not record.is_ruled_out(
-                committable
-            ):
+            is_part = committable.branch_id.attempt == DRIVER_ATTEMPT and branch_id.name in parts
+            is_it = committable.branch_id == branch_id or is_part
+            if is_it and not record.is_ruled_out(committable):
                 return committable
     return None
