@@ -1429,7 +1429,7 @@ def test_unknown_decision_is_not_sent_again_behind_a_driver_with_a_copy_of_the_l
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: CommitPolicy
 ) -> None:
     """The first request was lost; the other driver's sweep could not list what is prepared here."""
-    world.commit = commit
+    world.commit, world.commit_timeout_s = commit, 30.0
     old = world.driver(process := Process())
     other = with_another_log(world, tmp_path)
     copy_log(world, other)
