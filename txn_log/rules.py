@@ -218,9 +218,9 @@ def complete(store: Store, record: TransactionRecord, token: int, now: float) ->
         return stored
     if stored is None or stored.state is not State.DECIDED:
         raise ProtocolError(
-            f"{record.id} cannot be complete: the log has no decision on it. If the log was "
-            "restored to an earlier time, or a standby without its newest changes took over, "
-            "start the query again: the error of the start names the next step"
+            f"{record.id} cannot be complete: it was never decided, as far as this log knows. If "
+            "the log was restored to an earlier time, or a standby without its newest changes took "
+            "over, start the query again: the error of the start names the next step"
         )
     # The log never shows an operator's ruling as a proof, and never forgets it.
     state = State.SETTLED if stored.settled else State.COMPLETE
