@@ -586,6 +586,14 @@ _SETTLEMENT: Final = (
         "tests/protocol/test_protocol.py::test_checkpoint_that_has_not_begun_the_batch_abandons_nothing",
     ),
     _tested(
+        "abandoned by what Spark's commit log showed before a wait",
+        "I1",
+        PAGE,
+        "        if is_checkpointed(batch_id, checkpoint.committed()):\n            return record",
+        "        if False:\n            return record",
+        "tests/protocol/test_protocol.py::test_batch_that_spark_commits_while_the_log_is_unreachable_is_decided",
+    ),
+    _tested(
         "checkpoint that cannot be read taken for empty",
         "I5",
         PAGE,
