@@ -1,4 +1,4 @@
-"""One driver of a pipeline: its lease, its decider, and the page that it goes by.
+"""One driver of a pipeline: its lease and its decider, taken through `transaction`.
 
 Driver.start(pipeline, claim, entrance) ─► recover ─► (deliver, commit_pending)* ─► release
 """

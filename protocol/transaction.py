@@ -82,7 +82,7 @@ def deliver(batch: Batch, lease: Lease, decider: Decider) -> None:
             write_began = lease.pipeline.moment()
             with aborting_on_failure(lease):  # presumed abort: nothing is written
                 prepared = prepare(batch, lease, decider.vote)
-            # From here on nothing is aborted unread: the log may have the record.
+            # The log may have the record: nothing is aborted before it has been read again.
             record = decider.decide(prepared, lease, write_began=write_began)
         if record.state is State.DECIDED:
             record = commit_or_rewrite(record, batch, lease)
@@ -122,7 +122,8 @@ def remaining(batch: Batch, lease: Lease) -> Rewrite | None:
     """What is left to write of a batch, for a caller that must know it before `deliver`.
 
     Returns:
-        None when all of it is; else the lost branches of a decided batch, which may be none.
+        None for the whole batch. Otherwise the partitions to write again, by sink: none where
+        nothing is lost, or where it cannot be written again, which `deliver` raises.
 
     Raises:
         SinkError: see `deliver`.

@@ -6,11 +6,11 @@
 | verb | called by | may fail | called twice |
 |---|---|---|---|
 | `validate` | the driver, once a run, before any data moves | yes: the query fails | yes |
-| `beginTransaction` | a Spark task, at its first row | yes: the batch is aborted | no |
+| `beginTransaction` | a Spark task, or the driver (small batch) | yes: the batch is aborted | no |
 | `write` | the same task, any number of times | yes: the batch is aborted | no |
 | `idle` | the same task, while no rows come | yes: the batch is aborted | yes |
 | `preCommit` | the same task, after its last row | yes, the last chance: as above | no |
-| `discard` | the same task, after a failure | must not raise | no |
+| `discard` | the same task, after a failure, or where no row came | must not raise | no |
 | `vote` | the driver, after every task has prepared | yes: the batch is aborted | no |
 | `commit` | any driver, maybe days later | unresolved: repeated; lost: with proof | yes |
 | `publish` | any driver, after every commit | yes: repeated | yes |
@@ -197,7 +197,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         """
 
     def discard(self, handle: HandleT) -> None:
-        """Free a handle whose task failed before `preCommit` returned. Best effort.
+        """Free a handle whose task failed before `preCommit` returned, or got no row. Best effort.
 
         It must not raise. A later `find_branches` lists what it leaves in the external system.
         """
@@ -222,7 +222,8 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
         The driver calls it for branches that no decision names; and, once every branch of a
         transaction is committed, for what `find_branches` still lists of it. So it must never undo
-        a commit. It aborts a `Committable` by the identity that the committable holds, never
+        a commit. The driver passes committables; a bare `BranchId` comes from tests and from sinks
+        themselves. It aborts a `Committable` by the identity that the committable holds, never
         "whatever has that name now".
         """
 
