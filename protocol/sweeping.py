@@ -192,7 +192,7 @@ def complete_batches(
 ) -> Callable[[BranchId], Committable | None]:
     """A look-up: the branch as the record of a complete batch names it, or None.
 
-    Of a task's branch that the vote has turned into a branch of the driver's, it is the latter.
+    It finds the driver's branch for a task's branch that the vote has put into it.
     """
     find_head = functools.cache(log.head)
 
