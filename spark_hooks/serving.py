@@ -167,7 +167,7 @@ class Serving:
         try:
             self.commit_last(self.settings.commit_timeout_s)
         finally:
-            with ExitStack() as closing, self.lock:  # a batch may be using them
+            with self.lock, ExitStack() as closing:  # a batch may be using them
                 if self.settings.telemetry is not None:
                     closing.callback(self.settings.telemetry.flush)
                 if self.log is not None:
