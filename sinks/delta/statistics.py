@@ -71,7 +71,7 @@ def is_beyond_bounds(values: _Values) -> bool:
     if pa.types.is_floating(values.type):
         return bool(pc.any(pc.is_nan(values)).as_py())
     if pa.types.is_string(values.type):
-        return bool(pc.any(pc.greater_equal(values, pa.scalar(_LAST_CHARACTER))).as_py())
+        return bool(pc.any(pc.starts_with(values, _LAST_CHARACTER)).as_py())
     return False
 
 
