@@ -1,4 +1,4 @@
-"""One driver of a pipeline: its lease and its decider, taken through `transaction`.
+"""One driver of a pipeline: the lease and the decider with which it runs `transaction`.
 
 Driver.start(pipeline, claim, entrance) ─► recover ─► (deliver, commit_pending)* ─► release
 """

@@ -154,14 +154,15 @@ def look_for_orphans(job: Job, failures: dict[str, Exception]) -> list[Orphan]:
             sink,
             branch,
             may_be_written=may_write and branch.branch_id.token == head.token,
-            is_committed=lists_uncommitted_only(sink) and _is_in(complete, branch.branch_id),
+            is_committed=lists_uncommitted_only(sink) and _is_named(complete, branch.branch_id),
         )
         for sink, branch in found
         if branch.branch_id.name not in named
     ]
 
 
-def _is_in(complete: Callable[[BranchId], Committable | None], branch_id: BranchId) -> bool:
+def _is_named(complete: Callable[[BranchId], Committable | None], branch_id: BranchId) -> bool:
+    """Whether a complete batch names this branch itself."""
     named = complete(branch_id)
     return named is not None and named.branch_id == branch_id
 

@@ -40,7 +40,7 @@ def prepare(batch: Batch, lease: Lease, ask: Vote) -> TransactionRecord:
     return TransactionRecord(
         id=lease.transaction_id(batch.batch_id),
         token=lease.token,
-        state=State.DECIDED,  # nothing is: a log takes PREPARED for a record that it has already
+        state=State.DECIDED,  # not decided yet: to a log, PREPARED is a record that it has
         offsets=batch.offsets,
         shares=shares,
     )

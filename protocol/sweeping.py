@@ -162,15 +162,19 @@ def _without_committed(
 
     Such a branch is listed where a standby was promoted that had not received the commit, or where
     an older backup was restored. An abort would destroy the last copy of its rows. A task's branch,
-    whose rows the driver's branch has taken over, is mostly a left-over.
+    whose rows are in the driver's branch too, is an orphan once that one is committed.
     """
     orphans: list[Committable] = []
+    outcomes: dict[BranchId, Exception | None] = {}  # many tasks may have left something
     complete = complete_batches(pipeline.log, pipeline.name)
     for branch in found:
         named = complete(branch.branch_id)
         if named is None:
             orphans.append(branch)
-        elif error := verbs.outcome_of_commit(sink, named):
+            continue
+        if named.branch_id not in outcomes:
+            outcomes[named.branch_id] = verbs.outcome_of_commit(sink, named)
+        if error := outcomes[named.branch_id]:
             logger.error("%s is left to the next sweep: %s", named.branch_id, error)
         elif named.branch_id != branch.branch_id:
             orphans.append(branch)
@@ -192,7 +196,7 @@ def complete_batches(
 ) -> Callable[[BranchId], Committable | None]:
     """A look-up: the branch as the record of a complete batch names it, or None.
 
-    It finds the driver's branch for a task's branch that the vote has put into it.
+    For a task's branch whose rows the vote moved into a branch of the driver's, it is the driver's.
     """
     find_head = functools.cache(log.head)
 

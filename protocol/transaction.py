@@ -122,8 +122,8 @@ def remaining(batch: Batch, lease: Lease) -> Rewrite | None:
     """What is left to write of a batch, for a caller that must know it before `deliver`.
 
     Returns:
-        None for the whole batch. Otherwise the partitions to write again, by sink: none where
-        nothing is lost, or where it cannot be written again, which `deliver` raises.
+        None: the whole batch. Otherwise the lost partitions, by sink. There are none if nothing is
+        lost, or if the loss cannot be repaired; then `deliver` raises.
 
     Raises:
         SinkError: see `deliver`.

@@ -223,8 +223,8 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         The driver calls it for branches that no decision names; and, once every branch of a
         transaction is committed, for what `find_branches` still lists of it. So it must never undo
         a commit. The driver passes committables; a bare `BranchId` comes from tests and from sinks
-        themselves. It aborts a `Committable` by the identity that the committable holds, never
-        "whatever has that name now".
+        themselves. Abort what has the identity that the committable holds, never "whatever has
+        that name now".
         """
 
     def validate(self, schema: pa.Schema) -> None:

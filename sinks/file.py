@@ -39,7 +39,6 @@ from sparkonce.errors import (
 )
 from sparkonce.finding import Finding, Level
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
-from sparkonce.sinks.arrow_types import NESTED, VOID, check_kinds, check_names
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
@@ -51,6 +50,7 @@ from sparkonce.sinks.capabilities import (
     Visible,
 )
 from sparkonce.sinks.committables import check_all_there, check_version
+from sparkonce.sinks.file_columns import NESTED, VOID, check_kinds, check_names
 from sparkonce.sinks.spark_metadata import SPARK_METADATA, written_by_spark
 from sparkonce.storage.local import close_durably, expanded, fsync_folder, is_there
 

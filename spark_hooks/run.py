@@ -188,7 +188,7 @@ class Run:
                 self.pipeline, driver.incarnation, entrance, batch_id
             )
         except LogError:
-            self._may_hold = True  # a token: its answer, its entry or the look behind it was lost
+            self._may_hold = True  # the log may have given a token before the error
             raise
         if is_second:
             raise _called_twice(self._settings, batch_id)

@@ -45,11 +45,16 @@ def shown_offsets(
         return None
     try:
         uses = uses_in(text)
-        has_files = any(file_counter(offset) is not None for _, offset in uses)
-        folders = folders_of([use for use, _ in uses]) if has_files else {}
+        counters = file_counters(uses)
+        folders = folders_of([use for use, _ in uses]) if counters else {}
         if folders is None:
             return None
-        shown = [(use, _with_files(checkpoint, offset, folders.get(use))) for use, offset in uses]
+        shown = [
+            (use, _with_files(checkpoint, counters[use], f"sources/{folders[use]}", offset))
+            if use in counters and use in folders
+            else (use, offset)
+            for use, offset in uses
+        ]
     except ValueError:
         return None  # torn
     known = [(use, offset) for use, offset in shown if offset is not None]
@@ -90,20 +95,26 @@ def is_repartition(before: str, after: str) -> bool:
     return is_other and rest[0] == rest[1]
 
 
-def file_counter(offset: str) -> int | None:
-    """The counter that is the offset of a file source; None for another source."""
+def file_counters(uses: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """By use, the counter that is the offset of a file source; other sources have none.
+
+    Raises:
+        ValueError: an offset is torn.
+    """
+    found = {use: _file_counter(offset) for use, offset in uses}
+    return {use: counter for use, counter in found.items() if counter is not None}
+
+
+def _file_counter(offset: str) -> int | None:
+    """None for another source."""
     value = json.loads(offset) if offset.startswith("{") else None
     if not isinstance(value, dict) or value.keys() != {"logOffset"}:
         return None
     return int(value["logOffset"])
 
 
-def _with_files(checkpoint: FileSystemFolder, offset: str, source: str | None) -> str | None:
-    """The offset, with a digest of its files if it is a file source's; None if they are gone."""
-    counter = file_counter(offset)
-    if counter is None or source is None:
-        return offset
-    folder = f"sources/{source}"
+def _with_files(checkpoint: FileSystemFolder, counter: int, folder: str, offset: str) -> str | None:
+    """A file source's offset with a digest of its files; None if they are gone."""
     entries = _entries(checkpoint.read(f"{folder}/{counter}"))
     if entries is None:
         entries = _end_of_compacted(checkpoint, f"{folder}/{counter}.compact", counter)

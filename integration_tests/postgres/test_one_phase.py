@@ -240,6 +240,16 @@ def decided(driver: Driver, batch: OneBatch) -> TransactionRecord:
     return record
 
 
+def decided_in_two_phases(
+    pipeline: Pipeline, sink: PostgresSink, log: PostgresLog
+) -> tuple[Driver, TransactionRecord]:
+    """The same, as where sink and log do not share a database."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
+        driver = pipeline.driver(sink, log)
+        return driver, decided(driver, OneBatch(sink, 0))
+
+
 class Decided(BaseException):
     """The driver is stopped there, as by a crash."""
 
@@ -252,10 +262,7 @@ def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     """A batch that an older start has decided is finished as it was prepared."""
     world, log = prepares.world, prepares.log()
     sink = world.ready()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
-        driver = prepares.driver(sink, log)
-        record = decided(driver, OneBatch(sink, 0))
+    driver, record = decided_in_two_phases(prepares, sink, log)
     assert world.gids() == [str(c.branch_id) for c in record.committables()]
     driver = prepares.driver(sink, run_id="2")
     assert driver.two_phases is None
@@ -270,10 +277,7 @@ def test_tables_of_a_complete_batch_on_a_server_that_went_back_in_time(
     """The standby that took over had the tasks' tables, and not the driver's transaction."""
     world, log = prepares.world, prepares.log()
     sink = world.ready()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
-        driver = prepares.driver(sink, log)
-        record = decided(driver, OneBatch(sink, 0))
+    driver, record = decided_in_two_phases(prepares, sink, log)
     log.complete(record, driver.incarnation.token)
     for gid in world.gids():
         world.run(f"ROLLBACK PREPARED '{gid}'")
@@ -291,10 +295,7 @@ def test_complete_batch_on_a_server_that_went_back_in_time(
     """The log has the end of the batch, the server its PREPARE alone: no sweep rolls that back."""
     world, log = prepares.world, prepares.log()
     sink = world.ready(load=load)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
-        driver = prepares.driver(sink, log)
-        record = decided(driver, OneBatch(sink, 0))
+    driver, record = decided_in_two_phases(prepares, sink, log)
     log.complete(record, driver.incarnation.token)
     named = sorted(str(c.branch_id) for c in record.committables())
     assert (world.gids(), world.ids(), world.markers()) == (named, [], [])

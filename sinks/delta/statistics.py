@@ -3,9 +3,9 @@
 Minimum and maximum may be too low or too high, never the other way round. Spark answers `min()` and
 `max()` of numbers and dates from them, so those are exact.
 
-A file has bounds of every column that the table describes, or the number of its rows only. Where
-another column has bounds, deltalake 1.6 takes one without for a column of nulls, also where Spark
-writes none (truth values), and skips the file. What is within a struct needs none; the struct does.
+A file has bounds of every column that the table describes, or the number of its rows only: if some
+columns have bounds, deltalake 1.6 takes a column without them for a column of nulls, and skips the
+file. So truth values have bounds too, which Spark leaves out. A struct has empty bounds.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkonce.sinks.arrow_types import optional
+
 _Values: TypeAlias = "pa.Array[Any]"
 
 
@@ -51,36 +53,18 @@ def fitted(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
     columns = []
     for each in wanted:
         column = batch.column(each.name) if each.name in given else pa.nulls(batch.num_rows)
-        columns.append(_checked(column.cast(_loose(each.type)), each, each.name))
+        columns.append(_checked(column.cast(optional(each.type)), each, each.name))
     return pa.Table.from_arrays(columns, schema=wanted)
 
 
-def _loose(kind: pa.DataType) -> pa.DataType:
-    """The type with no field that is required, but for the keys of maps."""
-    if isinstance(kind, pa.StructType):
-        return pa.struct([_nullable(kind.field(n)) for n in range(kind.num_fields)])
-    if isinstance(kind, pa.ListType):
-        return pa.list_(_nullable(kind.value_field))
-    if isinstance(kind, pa.LargeListType):
-        return pa.large_list(_nullable(kind.value_field))
-    if isinstance(kind, pa.MapType):
-        key = kind.key_field.with_type(_loose(kind.key_type))
-        return pa.map_(key, _nullable(kind.item_field))  # type: ignore[call-overload, no-any-return] # fields are taken
-    return kind
-
-
-def _nullable(field: pa.Field[pa.DataType]) -> pa.Field[pa.DataType]:
-    return field.with_nullable(True).with_type(_loose(field.type))
-
-
 def _checked(values: _Values, field: pa.Field[pa.DataType], path: str) -> _Values:
-    """Values of a loose type, in the field's own."""
+    """Values of the `optional` type, in the field's own."""
     if values.null_count and not field.nullable:
         raise pa.ArrowInvalid(
             f"column {path} is required, and a row has none: leave such rows out of the query, "
             "give it a value with coalesce, or make it optional in the table"
         )
-    if _loose(field.type) == field.type:
+    if optional(field.type) == field.type:
         return values
     has_value = values.is_valid()
     filled = _within(values.take(pc.indices_nonzero(has_value)), field.type, path)

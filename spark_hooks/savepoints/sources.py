@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
-from sparkonce.spark_hooks.source_offsets import file_counter, uses_in
+from sparkonce.spark_hooks.source_offsets import file_counters, uses_in
 
 ReadText = Callable[[str], str]
 
@@ -37,8 +37,7 @@ def files_of_sources(
     Raises:
         FileGoneError: a part of a log is not there any more.
     """
-    found = {use: file_counter(offset) for use, offset in uses_in(offsets)}
-    counters = {use: counter for use, counter in found.items() if counter is not None}
+    counters = file_counters(uses_in(offsets))
     copied: list[str] = []
     rewritten: dict[str, str] = {}
     folders: dict[str, list[str]] = {}

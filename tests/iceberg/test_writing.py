@@ -353,13 +353,13 @@ def test_null_struct_has_no_required_fields(lake: Lake, buckets: int) -> None:
 @pytest.mark.parametrize(("column", "value", "path"), required_cases.REFUSED)
 def test_null_where_the_table_takes_none(lake: Lake, column: str, value: Any, path: str) -> None:
     """Readers would see a struct of nulls, or an empty list."""
-    lake.create(pa.schema([required_cases.TABLE.field(name) for name in ("id", column)]))
+    lake.create(required_cases.table_of(column))
     sink = lake.sink()
-    batch = required_cases.batch([{"id": 0}, {"id": 1, column: value}]).select(["id", column])
-    with pytest.raises(PrepareRejectedError, match=f".column {path} is required, and") as refused:
-        task(sink, branch(), batch)
-    assert "leave such rows out" in str(refused.value)
-    task(sink, branch(attempt=1), batch.slice(0, 1))
+
+    def write(attempt: int, rows: pa.RecordBatch) -> None:
+        task(sink, branch(attempt=attempt), rows)
+
+    required_cases.check_refused(write, column, value, path)
 
 
 def test_folder_that_cannot_be_listed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+
+from sparkonce.errors import PrepareRejectedError
 
 INNER = pa.struct(
     [
@@ -78,6 +82,28 @@ def batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     pq.write_table(pa.Table.from_pylist(rows, loose), file)
     (read,) = pq.read_table(pa.BufferReader(file.getvalue())).to_batches()
     return read
+
+
+def table_of(column: str) -> pa.Schema:
+    return pa.schema([TABLE.field(name) for name in ("id", column)])
+
+
+def check_refused(
+    write: Callable[[int, pa.RecordBatch], object], column: str, value: Any, path: str
+) -> None:
+    """A task that gets the value is refused, and one with the row before it is not.
+
+    Args:
+        write: writes rows in the task attempt of this number, into a table of `table_of`.
+        column: of the value.
+        value: has a null that the table does not take.
+        path: of the field that the error names.
+    """
+    rows = batch([{"id": 0}, {"id": 1, column: value}]).select(["id", column])
+    with pytest.raises(PrepareRejectedError, match=f".column {path} is required, and") as refused:
+        write(0, rows)
+    assert "leave such rows out" in str(refused.value)
+    write(1, rows.slice(0, 1))
 
 
 def _nullable(kind: Any) -> pa.DataType:

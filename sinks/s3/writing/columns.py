@@ -9,14 +9,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.arrow_types import (
-    NESTED,
-    VOID,
-    Refusal,
-    check_kinds,
-    check_names,
-    zone_of,
-)
+from sparkonce.sinks.arrow_types import zone_of
+from sparkonce.sinks.file_columns import NESTED, VOID, Refusal, check_kinds, check_names
 from sparkonce.sinks.s3.writing.formats import FileFormat
 
 _FOLDER_TYPES: Final[tuple[Callable[[pa.DataType], bool], ...]] = (

@@ -23,22 +23,17 @@ from psycopg.conninfo import conninfo_to_dict
 from sparkonce.errors import ConfigurationError
 
 _SECRETS: Final = ("password", "sslpassword")
-KEPT_ALIVE: Final[Mapping[str, str]] = {
-    "connect_timeout": "10",
-    # These detect a server that vanished without closing its connections after a minute; the
-    # system's default is two hours.
-    "keepalives_idle": "30",
-    "keepalives_interval": "10",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "60000",
-}
+# These detect, after a minute, that the other end vanished without closing the connection; the
+# system's default is two hours.
+_KEEPALIVES: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+_USER_TIMEOUT: Final = {"tcp_user_timeout": "60000"}
+
+KEPT_ALIVE: Final[Mapping[str, str]] = {"connect_timeout": "10", **_KEEPALIVES, **_USER_TIMEOUT}
 """Connection parameters that the user's connection string overrides."""
 
 SERVER_KEEPS_ALIVE: Final[Mapping[str, str]] = {
-    "tcp_keepalives_idle": "30",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "60000",
+    **{f"tcp_{name}": value for name, value in _KEEPALIVES.items()},
+    **_USER_TIMEOUT,
 }
 """The same, as settings of the server's end: a client that vanished would hold its locks for hours
 in the middle of a COPY, which no other timeout of the server ends."""

@@ -97,10 +97,11 @@ class Metrics:
         attributes = {names.PIPELINE: pipeline, names.STEP: seen.step.name}
         if seen.sink is not None:
             attributes[names.SINK] = seen.sink
-        if seen.event is Event.STARTED:  # at 0, as in `follow`
-            self._instruments[names.STEP_RETRIES].add(0, attributes)
+        is_start = seen.event is Event.STARTED
+        retries = 0 if is_start else seen.step.retries  # at 0 first, as in `follow`
+        self._instruments[names.STEP_RETRIES].add(retries, attributes)
+        if is_start:
             return
-        self._instruments[names.STEP_RETRIES].add(seen.step.retries, attributes)
         if seen.error is not None:
             attributes[names.ERROR] = type(seen.error).__name__
         self._instruments[names.STEP_DURATION].record(seen.step.seconds, attributes)
