@@ -1,8 +1,10 @@
 """Settings of all test suites."""
 
+import functools
 import logging
 from collections.abc import Iterator
 
+import botocore.session
 import pytest
 from hypothesis import settings
 
@@ -15,6 +17,10 @@ pytest_plugins = ["sparkonce.testing.plugin"]
 # No test depends on the time it takes. A failing example is printed so that it can be replayed.
 settings.register_profile("sparkonce", deadline=None, print_blob=True)
 settings.load_profile("sparkonce")
+
+# Each session of boto3 parses botocore's description of S3, which takes 0.1 s. The tests make
+# thousands of sessions, and share what was parsed.
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 
 
 @pytest.fixture(autouse=True)
