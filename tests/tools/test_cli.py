@@ -25,6 +25,7 @@ import pytest
 from sparkonce.cli.looking import FOUND
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.finding import Finding, Level
 from sparkonce.model import BranchId, Committable, Owner, TransactionId
 from sparkonce.protocol import keys
 from sparkonce.protocol.processes import is_running, this_driver
@@ -279,6 +280,17 @@ def test_doctor_looks_before_the_first_run(
     """It asks what a start would ask, the right to make the log among it."""
     assert run(["doctor", "jobs:make"]) == FOUND
     assert "the query has not run yet" in " ".join(capsys.readouterr().out.split())
+
+
+def test_doctor_tells_the_worst_first(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Finding(level, f"this is {level.value}") for level in Level]
+    monkeypatch.setattr(SqliteLog, "diagnose", lambda _: found)
+    run(["doctor", "jobs:make", "--json"])
+    levels = [one["level"] for one in json.loads(capsys.readouterr().out)]
+    assert levels[0] == "error"
+    assert levels == sorted(levels, key=["error", "warning", "ok"].index)
 
 
 def test_doctor_tells_what_the_log_finds(
@@ -1292,14 +1304,15 @@ def test_doctor_tells_of_a_batch_that_other_code_would_repeat(
     """It is delivered here, and Spark replays it: who leaves sparkonce has to wait for that."""
     begun(checkpoint, 0)
     log = SqliteLog(folder / "log.db")
-    for words in (
-        "0 (decided), so only sparkonce can",
-        "0 (decided) warning",
-        "0 (complete): other code",
+    for expected in (
+        "0 (decided), so only sparkonce can go on from here",
+        "0 (decided)",
+        "0 (complete): other code may continue the query, too",
     ):
-        run(["doctor", "jobs:make", "--checkpoint", str(checkpoint)])
-        said = " ".join(capsys.readouterr().out.split())
-        assert f"newest is {words}" in said
+        run(["doctor", "jobs:make", "--checkpoint", str(checkpoint), "--json"])
+        said = [one["what"] for one in json.loads(capsys.readouterr().out)]
+        (newest,) = [what.partition(" newest is ")[2] for what in said if " newest is " in what]
+        assert newest == expected
         if (checkpoint / "commits" / "0").exists():
             for record in log.unfinished("orders"):
                 log.complete(record, record.token)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bool) -> int:
-    """Check every server for what would cause trouble, and show how to fix it.
+    """Check every server for what would cause trouble, and show how to fix it, the worst first.
 
     Exits with 3 when there is a warning or an error. In a bucket it writes one small object and
     removes it. It makes the log of a job that never ran, as its first start would.
@@ -65,12 +65,17 @@ def look(pipeline: ExactlyOnce, checkpoint: str | None, conf_file: Path | None) 
     ]
     for sink, findings in zip(pipeline.all_sinks, asked, strict=True):
         found += _facts(sink.name, findings)
-    return found
+    return _worst_first(found)
 
 
 def look_at_log(log: TransactionLog) -> list[Facts]:
     """Ask the log only: without a JOB no sink is known."""
-    return _facts("log", log.diagnose())
+    return _worst_first(_facts("log", log.diagnose()))
+
+
+def _worst_first(found: list[Facts]) -> list[Facts]:
+    levels = [level.value for level in reversed(Level)]
+    return sorted(found, key=lambda one: levels.index(one["level"]))
 
 
 def _facts(about: str, findings: Iterable[Finding]) -> list[Facts]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _HEADERS: Final = {
     "cache-control": "no-store",
     "content-security-policy": (
-        "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
+        "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; "
         "base-uri 'none'; frame-ancestors 'none'"
     ),
     "referrer-policy": "no-referrer",
