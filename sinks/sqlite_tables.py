@@ -31,6 +31,8 @@ _MAY_REFUSE = re.compile(
     re.IGNORECASE,
 )
 
+_REPLACES = re.compile(r"\bON\s+CONFLICT\s+REPLACE\b", re.IGNORECASE)
+
 
 def quoted(name: str) -> str:
     """Return the name as SQLite takes it in a statement."""
@@ -39,13 +41,18 @@ def quoted(name: str) -> str:
 
 def prepare_target(db: sqlite3.Connection, table: str, schema: pa.Schema, target: str) -> None:
     """Create the table if it does not exist; else check that it has the columns."""
-    kinds = "SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE"
-    kind = db.execute(kinds, [table]).fetchone()
+    named = "SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE"
+    kind, made = db.execute(named, [table]).fetchone() or (None, "")
     if kind is None:
         columns = ", ".join(f"{quoted(f.name)} {_column_type(f.type)}" for f in schema)
         db.execute(f"CREATE TABLE {quoted(table)} ({columns})")
-    elif kind != ("table",):
-        raise ConfigurationError(f"{target} is no table, but a {kind[0]}: name a table")
+    elif kind != "table":
+        raise ConfigurationError(f"{target} is no table, but a {kind}: name a table")
+    elif _REPLACES.search(made):
+        raise ConfigurationError(
+            f"{target} is made with ON CONFLICT REPLACE, with which a row removes rows of earlier "
+            "batches, or a null becomes a default, without an error: make the table without it"
+        )
     existing = columns_of(db, table)
     if missing := [name for name in schema.names if folded(name) not in existing]:
         raise ConfigurationError(f"{target} has no column {missing}: create it, or use select=")

@@ -59,13 +59,17 @@ class Settings:
             raise ConfigurationError(
                 f'commit={self.commit!r}: expected "immediate" or "after_checkpoint"'
             )
-        if self.retain < 1 or self.commit_timeout_s <= 0:
+        for setting, least in (("retain", 1), ("driver_rows", 0)):
+            value = getattr(self, setting)
+            if not isinstance(value, int) or value < least:
+                raise ConfigurationError(
+                    f"{setting}={value!r}: expected a whole number from {least}"
+                )
+        limit_s = self.commit_timeout_s
+        if not isinstance(limit_s, int | float) or not limit_s > 0:
             raise ConfigurationError(
-                f"retain={self.retain} and commit_timeout_s={self.commit_timeout_s} must be "
-                "positive"
+                f"commit_timeout_s={limit_s!r}: expected a positive number of seconds"
             )
-        if self.driver_rows < 0:
-            raise ConfigurationError(f"driver_rows={self.driver_rows}: expected 0 or more")
         if not self.is_log_in_checkpoint:  # before a log is created there
             for sink in self.sinks:
                 verbs.check_log(sink, self.log if isinstance(self.log, str) else self.log.address)
@@ -93,6 +97,17 @@ class Settings:
             retain=self.retain,
             patience=Patience(self.commit_timeout_s),
         )
+
+
+def in_a_list(setting: str, sinks: Sequence[AnySink]) -> tuple[AnySink, ...]:
+    """The sinks that the setting holds.
+
+    Raises:
+        ConfigurationError: it is a sink, and not several.
+    """
+    if isinstance(sinks, TwoPhaseCommitSink):
+        raise ConfigurationError(f"{setting}= is one sink: put it into a list, {setting}=[…]")
+    return tuple(sinks)
 
 
 def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:

@@ -11,7 +11,7 @@ log calls it inside the conditional write that takes the token. `refusals` has t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -107,7 +107,7 @@ def _next_head(claim: Claim, known: Known, now: float) -> Head:
     following = replace(
         first,
         sinks={**head.sinks, **claim.sinks},
-        starts=1 if _has_finished(head, known) else head.starts + 1,
+        starts=1 if has_finished(head, known.records.values()) else head.starts + 1,
         log_id=head.log_id,
         checkpoint=claim.checkpoint or head.checkpoint,
         rewound=head.rewound,
@@ -120,9 +120,16 @@ def _next_head(claim: Claim, known: Known, now: float) -> Head:
     return replace(following, first_batch=first_batch, retired=head.retired)
 
 
-def _has_finished(head: Head, known: Known) -> bool:
-    """Whether the driver before has completed a batch, as one does that is not in a crash loop."""
-    return any(r.token == head.token and r.state.is_finished for r in known.records.values())
+def has_finished(head: Head, records: Iterable[TransactionRecord]) -> bool:
+    """Whether one of the batches was finished under this token: its holder is in no crash loop.
+
+    A batch that recovery finishes keeps the token of its driver; its time shows when that was, by
+    the clock that made `started_at`, too.
+    """
+    finished = [record for record in records if record.state.is_finished]
+    return any(
+        r.token == head.token or r.times.get(r.state, 0.0) >= head.started_at for r in finished
+    )
 
 
 def next_batch(newest: TransactionRecord | None, head: Head) -> int:

@@ -277,6 +277,7 @@ def test_branch_that_the_standby_never_received_is_lost(
     pair.promote()
     with pytest.raises(PreparedBranchLostError, match="batch 1"):
         sink.commit(committable)
+    assert "merged again" not in caplog.text
     assert standby.state() == (3, 1, 0, 0)
 
 

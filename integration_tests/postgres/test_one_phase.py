@@ -283,7 +283,7 @@ def test_tables_of_a_complete_batch_on_a_server_that_went_back_in_time(
         world.run(f"ROLLBACK PREPARED '{gid}'")
     driver = prepares.driver(sink, run_id="2")
     assert world.state() == (3, 1, 0, 0)
-    assert caplog.text.count("is merged again from its staging tables") == 1
+    assert caplog.text.count("was merged again from its staging tables") == 1
     driver.sweep()
     assert world.state() == (3, 1, 0, 0)
 

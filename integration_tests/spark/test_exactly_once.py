@@ -1208,7 +1208,13 @@ def test_call_outside_foreach_batch_says_so(job: Job) -> None:
     [
         ({"sinks": []}, "at least one sink"),
         ({"sinks": ["kafka"]}, "not a TwoPhaseCommitSink"),
-        ({"retain": 0}, "retain=0"),
+        ({"sinks": FileSink("out")}, r"sinks= is one sink.*sinks=\[…\]"),
+        ({"removed": FileSink("out")}, r"removed=\[…\]"),
+        ({"retain": 0}, "retain=0: expected a whole number from 1"),
+        ({"retain": "5"}, "retain='5'"),
+        ({"driver_rows": -1}, "driver_rows=-1: expected a whole number from 0"),
+        ({"commit_timeout_s": 0}, "commit_timeout_s=0: expected a positive number"),
+        ({"commit_timeout_s": "5 min"}, "commit_timeout_s='5 min'"),
         ({"log": "mysql://"}, "sqlite:///"),
     ],
 )

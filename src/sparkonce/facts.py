@@ -15,6 +15,7 @@ from sparkonce.protocol.operating import Orphan
 from sparkonce.protocol.processes import is_running
 from sparkonce.protocol.taking_back import Removal
 from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.identity import has_finished
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 
 if TYPE_CHECKING:
@@ -61,9 +62,7 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
         "is_of_batch_jobs": head.query_id == keys.query_of(head.pipeline),
         "holder": holder(log, head),
         "last_complete": next((record(found) for found in finished if head.counts(found.id)), None),
-        "starts_since_last_batch": (
-            0 if any(found.token == head.token for found in finished) else head.starts
-        ),
+        "starts_since_last_batch": 0 if has_finished(head, finished) else head.starts,
         "abandoned": abandoned,
         "unfinished": [record(found) for found in unfinished],
     }

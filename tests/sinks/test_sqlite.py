@@ -370,6 +370,15 @@ def test_staging_table_of_an_older_version(tmp_path: Path) -> None:
     assert asked(path, "SELECT code FROM orders") == [("007",), ("1e5",), ("12.50",), ("6",)]
 
 
+@pytest.mark.parametrize("column", ["id INTEGER PRIMARY KEY", "id INTEGER NOT NULL"])
+def test_table_that_replaces_values(tmp_path: Path, column: str) -> None:
+    """A row of a batch before would go without an error, or a null would become a default."""
+    path = tmp_path / "shop.db"
+    executed(path, f"CREATE TABLE orders ({column} on conflict\n REPLACE DEFAULT 7, note)")
+    with pytest.raises(ConfigurationError, match=r"shop\.db.*ON CONFLICT REPLACE.*make the table"):
+        SqliteSink(path, "orders").validate(ROWS.schema)
+
+
 SKIPPING = TRIGGER.replace("ABORT, 'no'", "IGNORE")
 IGNORING = [
     "CREATE TABLE orders (id INTEGER PRIMARY KEY ON CONFLICT IGNORE, note)",

@@ -489,6 +489,12 @@ def test_query_that_is_restarted_again_and_again_is_seen(
     starts, still, shown = status()
     assert (starts, still) == (5, wrote)
     assert "starts since then 5 (with operators' commands that took a token)" in shown
+    decided = log.decide(log_record(log.begin(log_claim(1)), 1))
+    log.complete(decided, log.begin(log_claim(1)).token)  # by recovery: the record keeps its token
+    assert status()[0] == 0
+    for expected in range(1, 6):
+        log.begin(log_claim(2))
+        assert status()[0] == expected
     log.begin(log_claim(query_id=OTHER_QUERY, replaces=QUERY))
     assert status()[0] == 6
     log.close()

@@ -80,8 +80,6 @@ class MergeCommitter:
         try:
             ask = end_prepared if self._merge.prepared else is_committed
             if not (is_done or self._answers(ask)):  # 1, 2
-                what = "%s was not committed, and is merged again from its staging tables"
-                logger.warning(what, self._branch_id)
                 self._merge_again()  # 3
             self._await_standbys()
         except psycopg.Error as error:  # 6
@@ -129,6 +127,8 @@ class MergeCommitter:
         said = self._work.address.said
         try:
             retrying()(self._work.pool.run, self._attempt)
+            what = "%s was not committed, and was merged again from its staging tables"
+            logger.warning(what, self._branch_id)
         except (pg.LockNotAvailable, pg.QueryCanceled) as error:  # whichever timeout is shorter
             self._end_holders()
             if isinstance(error, pg.LockNotAvailable):
