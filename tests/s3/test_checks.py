@@ -112,6 +112,15 @@ def test_lifecycle_without_rules(server: Server, caplog: pytest.LogCaptureFixtur
     assert {finding.level for finding in server.found()} == {Level.OK}
 
 
+def test_server_that_knows_no_lifecycle_rules(server: Server) -> None:
+    """As versitygw on a file system. There is nothing to allow, and no rule that could do harm."""
+    server.reachable()
+    for _ in range(2):
+        server.refuses("get_bucket_lifecycle_configuration", "NotImplemented", 501)
+    writes(server)
+    assert {finding.level for finding in server.found()} == {Level.OK}
+
+
 def test_account_that_could_never_prove_a_loss(server: Server) -> None:
     """Without the right to list parts a lost branch would wait for ever."""
     server.lists()

@@ -20,6 +20,8 @@ from sparkonce.sinks.postgres.server.connections import PASSING, PgConnection, r
 from sparkonce.sinks.postgres.server.outcome import leave_prepared
 from sparkonce.sinks.postgres.server.sql import require_system, script
 
+_CHANGED = "the table has changed since the query began: {}; start the query again"
+
 
 def prepare(work: MergeWork) -> PgConnection | None:
     """Merge, check every constraint, and leave the transaction prepared or open.
@@ -55,11 +57,7 @@ def _merge_once(work: MergeWork, connection: PgConnection) -> None:
         here = require_system(merge.system)
         work.run(connection, script(*work.opening(), *work.moves(), here))
         if changed := work.change_of_target(connection, prepares=merge.prepared):
-            raise PrepareRejectedError(
-                f"{work.what}: the table has changed since the query began: {changed}; start "
-                "the query again",
-                branch_id,
-            )
+            raise PrepareRejectedError(f"{work.what}: {_CHANGED.format(changed)}", branch_id)
         if merge.prepared and (reason := leave_prepared(connection, str(branch_id))):
             raise PrepareRejectedError(f"{work.what}: {reason}; start the query again", branch_id)
     except PASSING:
@@ -80,6 +78,10 @@ def _why_refused(work: MergeWork, error: psycopg.Error) -> str:
                 f"{said}. {len(missing)} of {len(merge.staging)} staging tables are gone, as after "
                 "a crash of the server; start the query again"
             )
+        if isinstance(error, pg.UndefinedColumn | pg.UndefinedTable) and (
+            changed := work.pool.run(work.change_of_target)
+        ):
+            return _CHANGED.format(changed)
     return said + next_step(error, work.timeouts)
 
 

@@ -47,6 +47,9 @@ def _lifecycle(client: S3Client, place: Place) -> Iterator[Finding]:
     try:
         rules = abort_rules(client, place)
     except S3_ERRORS as error:
+        if status_of(error) == _NOT_IMPLEMENTED:
+            yield Finding(Level.OK, "the server has no lifecycle rules that could abort uploads")
+            return
         yield Finding(
             Level.WARNING,
             f"the bucket's lifecycle rules cannot be read ({describe(error)})",
