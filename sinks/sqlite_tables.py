@@ -30,7 +30,6 @@ _MAY_REFUSE = re.compile(
     r"|\bAS\b|\bWHERE\b|->|\bINDEX\b[^(]*\([^)]*\(",  # expressions, which can fail
     re.IGNORECASE,
 )
-
 _REPLACES = re.compile(r"\bON\s+CONFLICT\s+REPLACE\b", re.IGNORECASE)
 
 
@@ -50,8 +49,8 @@ def prepare_target(db: sqlite3.Connection, table: str, schema: pa.Schema, target
         raise ConfigurationError(f"{target} is no table, but a {kind}: name a table")
     elif _REPLACES.search(made):
         raise ConfigurationError(
-            f"{target} is made with ON CONFLICT REPLACE, with which a row removes rows of earlier "
-            "batches, or a null becomes a default, without an error: make the table without it"
+            f"{target} has ON CONFLICT REPLACE: without an error, a row would remove rows of "
+            "earlier batches, or a default would replace a null; make the table without it"
         )
     existing = columns_of(db, table)
     if missing := [name for name in schema.names if folded(name) not in existing]:

@@ -128,7 +128,8 @@ class CheckpointEntrance:
 
     def log_start(self, settings: Settings, driver: Driver) -> None:
         """Log the start line, and the sinks that were removed or have another target."""
-        log, field = self._pipeline.log, {"pipeline": settings.name}  # no step is under way
+        log = self._pipeline.log
+        fields = {"pipeline": settings.name}  # no step is under way that would add it
         logger.info(
             "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
             "committed in %s",
@@ -143,7 +144,7 @@ class CheckpointEntrance:
             "one transaction"
             if driver.two_phases is None
             else f"two phases, since {driver.two_phases}",
-            extra=field,
+            extra=fields,
         )
         for name, target in sorted({} if self.seen is None else self.seen.sinks.items()):
             now = self.claim.sinks.get(name)
@@ -157,7 +158,7 @@ class CheckpointEntrance:
                 "it is passed in removed=[…]"
                 if now is None
                 else "`sparkonce recover JOB` is run with a job that has its old target",
-                extra=field,
+                extra=fields,
             )
 
     def _raise_if_taken_over(self) -> None:

@@ -28,7 +28,7 @@ from sparkonce.spark_hooks.gate import Gate
 from sparkonce.spark_hooks.lifecycle import call_at_exit
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.serving import Serving
-from sparkonce.spark_hooks.settings import Settings, in_a_list
+from sparkonce.spark_hooks.settings import Settings, sinks_of
 from sparkonce.spark_hooks.shown import in_html, in_text
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS
 from sparkonce.spark_hooks.starts import Starts
@@ -114,10 +114,10 @@ class ExactlyOnce:
     ) -> None:
         settings = Settings(
             name=name,
-            sinks=in_a_list("sinks", sinks),
+            sinks=sinks_of("sinks", sinks),
             log=log,
             commit=commit,
-            removed=in_a_list("removed", removed),
+            removed=sinks_of("removed", removed),
             replaces=replaces,
             adopt=adopted(adopt),
             commit_timeout_s=commit_timeout_s,

@@ -99,11 +99,11 @@ class Settings:
         )
 
 
-def in_a_list(setting: str, sinks: Sequence[AnySink]) -> tuple[AnySink, ...]:
-    """The sinks that the setting holds.
+def sinks_of(setting: str, sinks: Sequence[AnySink]) -> tuple[AnySink, ...]:
+    """The sinks that the setting lists.
 
     Raises:
-        ConfigurationError: it is a sink, and not several.
+        ConfigurationError: it is a single sink, not a list.
     """
     if isinstance(sinks, TwoPhaseCommitSink):
         raise ConfigurationError(f"{setting}= is one sink: put it into a list, {setting}=[…]")

@@ -123,8 +123,8 @@ def _next_head(claim: Claim, known: Known, now: float) -> Head:
 def has_finished(head: Head, records: Iterable[TransactionRecord]) -> bool:
     """Whether one of the batches was finished under this token: its holder is in no crash loop.
 
-    A batch that recovery finishes keeps the token of its driver; its time shows when that was, by
-    the clock that made `started_at`, too.
+    A record keeps the token of the driver that wrote it, even if a later driver's recovery finishes
+    the batch. Then the time shows who did: it is by the same clock as `started_at`.
     """
     finished = [record for record in records if record.state.is_finished]
     return any(

@@ -130,7 +130,7 @@ def kill_between_decision_and_commit(query: Remote) -> None:
     assert {state for _, state, _ in records} == {State.COMPLETE.value}
     tokens = [token for _, _, token in reversed(records)]
     assert tokens == sorted(tokens)
-    assert tokens[0] < tokens[1]  # a start between them took its own
+    assert tokens[0] < tokens[1]  # each driver took its own
     assert left_over == 0
 
 

@@ -372,7 +372,7 @@ def test_staging_table_of_an_older_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("column", ["id INTEGER PRIMARY KEY", "id INTEGER NOT NULL"])
 def test_table_that_replaces_values(tmp_path: Path, column: str) -> None:
-    """A row of a batch before would go without an error, or a null would become a default."""
+    """Without an error, rows of earlier batches would go, or a default would replace a null."""
     path = tmp_path / "shop.db"
     executed(path, f"CREATE TABLE orders ({column} on conflict\n REPLACE DEFAULT 7, note)")
     with pytest.raises(ConfigurationError, match=r"shop\.db.*ON CONFLICT REPLACE.*make the table"):

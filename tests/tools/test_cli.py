@@ -282,7 +282,7 @@ def test_doctor_looks_before_the_first_run(
     assert "the query has not run yet" in " ".join(capsys.readouterr().out.split())
 
 
-def test_doctor_tells_the_worst_first(
+def test_doctor_shows_the_worst_first(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [Finding(level, f"this is {level.value}") for level in Level]

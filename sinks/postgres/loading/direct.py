@@ -44,7 +44,7 @@ from sparkonce.sinks.postgres.server.sql import (
     settings,
 )
 from sparkonce.sinks.postgres.target.fitness import unfit
-from sparkonce.sinks.postgres.target.shape import Shape
+from sparkonce.sinks.postgres.target.shape import Shape, table_changed
 from sparkonce.sinks.postgres.target.table import Target
 from sparkonce.sinks.postgres.target.writing import Writing
 
@@ -183,15 +183,12 @@ class DirectWriter(StagingWriter):
     def _check_shape(self) -> None:
         now = Shape.read(self._connection, self._table, self._target.filled)
         if changed := self._target.shape.difference(now):
-            self._reject(
-                f"the table has changed since the query began: {changed}; start the query again",
-                None,
-            )
+            self._reject(table_changed(changed), None)
 
     def _check_fitness(self) -> None:
         reason = unfit(self._connection, self._table, self._writing.mode, prepares=True)
         if reason is not None:
-            self._reject(f"the table has changed since the query began: {reason}", None)
+            self._reject(table_changed(reason), None)
 
     @property
     def _table(self) -> str:

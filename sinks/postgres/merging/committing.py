@@ -127,8 +127,6 @@ class MergeCommitter:
         said = self._work.address.said
         try:
             retrying()(self._work.pool.run, self._attempt)
-            what = "%s was not committed, and was merged again from its staging tables"
-            logger.warning(what, self._branch_id)
         except (pg.LockNotAvailable, pg.QueryCanceled) as error:  # whichever timeout is shorter
             self._end_holders()
             if isinstance(error, pg.LockNotAvailable):
@@ -143,6 +141,8 @@ class MergeCommitter:
             if (error.sqlstate or "")[:2] in _REFUSED and _ENDED not in str(error):
                 self._refuse(said(error), error)
             raise
+        what = "%s was not committed, and was merged again from its staging tables"
+        logger.warning(what, self._branch_id)
 
     def _attempt(self, connection: PgConnection) -> None:
         # Without the transaction each message would be a transaction of its own, and commit the

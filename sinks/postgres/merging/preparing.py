@@ -19,8 +19,7 @@ from sparkonce.sinks.postgres.server.blockers import blocked_by
 from sparkonce.sinks.postgres.server.connections import PASSING, PgConnection, retrying, roll_back
 from sparkonce.sinks.postgres.server.outcome import leave_prepared
 from sparkonce.sinks.postgres.server.sql import require_system, script
-
-_CHANGED = "the table has changed since the query began: {}; start the query again"
+from sparkonce.sinks.postgres.target.shape import table_changed
 
 
 def prepare(work: MergeWork) -> PgConnection | None:
@@ -57,7 +56,7 @@ def _merge_once(work: MergeWork, connection: PgConnection) -> None:
         here = require_system(merge.system)
         work.run(connection, script(*work.opening(), *work.moves(), here))
         if changed := work.change_of_target(connection, prepares=merge.prepared):
-            raise PrepareRejectedError(f"{work.what}: {_CHANGED.format(changed)}", branch_id)
+            raise PrepareRejectedError(f"{work.what}: {table_changed(changed)}", branch_id)
         if merge.prepared and (reason := leave_prepared(connection, str(branch_id))):
             raise PrepareRejectedError(f"{work.what}: {reason}; start the query again", branch_id)
     except PASSING:
@@ -81,7 +80,7 @@ def _why_refused(work: MergeWork, error: psycopg.Error) -> str:
         if isinstance(error, pg.UndefinedColumn | pg.UndefinedTable) and (
             changed := work.pool.run(work.change_of_target)
         ):
-            return _CHANGED.format(changed)
+            return table_changed(changed)
     return said + next_step(error, work.timeouts)
 
 

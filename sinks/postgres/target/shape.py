@@ -36,6 +36,11 @@ class Shape:
         return None
 
 
+def table_changed(change: str) -> str:
+    """The message for a change of the target while the query runs, with the next step."""
+    return f"the table has changed since the query began: {change}; start the query again"
+
+
 _COLUMNS = """
     SELECT attname::text, atttypid::text, atttypmod, format_type(atttypid, atttypmod)
     FROM pg_catalog.pg_attribute
