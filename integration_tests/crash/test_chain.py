@@ -77,9 +77,7 @@ def test_driver_killed_around_sparks_commit_with_all_real_sinks(
     targets = real_targets(services, fresh_name)
     steps = [
         Kill("hold.after", "none", aborts=True),
-        Kill("abandon.after", "none", again=True),
         beside_planning(Kill("decide.before", "none")),
-        Kill("decide.after", "none", again=True),
         Kill("commit.after", "ahead", "kafka", again=True),
     ]
     with Scenario(tmp_path, targets, batches_of(steps), "after_checkpoint") as scenario:

@@ -110,6 +110,7 @@ def test_clock_of_each_driver_is_two_days_off_the_one_before(
         assert clock.is_near(scenario.record(1).times[State.COMPLETE])
 
 
+@pytest.mark.slow
 def test_clock_jumps_between_prepare_and_the_decision(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str], clock: ShiftedClock
 ) -> None:

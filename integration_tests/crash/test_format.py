@@ -80,25 +80,13 @@ def kill_at_every_step(
     assert fired >= {step.point for step in steps}
 
 
-SOME = [Kill("decide.after", "none"), Kill("commit.after", "ahead", "kafka", again=True)]
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        pytest.param(SOME, id="some"),
-        pytest.param(None, id="all", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
 def test_driver_process_and_server_killed_with_all_real_sinks(
-    tmp_path: Path,
-    services: Services,
-    fresh_name: Callable[[], str],
-    steps: Sequence[Kill] | None,
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
     """Kafka, Postgres and each S3 server, written by a client of Spark Connect."""
     targets = real_targets(services, fresh_name)
-    steps = steps or crash_points([target.name for target in targets], is_each=False)
+    steps = crash_points([target.name for target in targets], is_each=False)
     with over_connect(tmp_path, targets, batches_of(steps)) as (scenario, server):
         kill_at_every_step(scenario, server, steps)
 

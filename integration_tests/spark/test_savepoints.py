@@ -59,8 +59,8 @@ STORES = {
         "checkpointFormatVersion": "2",
     },
 }
-LIVE = {"hdfs", "format2-changelog"}
-"""Stores whose running query is copied in `make test`; the slow suite makes 200 copies over all."""
+LIVE = {"format2-changelog"}
+"""Stores whose running query is copied in `make test`; the slow suite makes 200 copies."""
 
 BEFORE, AFTER = 7, 4
 """Files, and so batches, before and after the savepoint."""
@@ -87,7 +87,6 @@ def mode_of(shape: Callable[..., Any]) -> str:
 
 
 QUICK = {
-    ("joined", "hdfs"),
     ("aggregated", "rocksdb"),
     ("joined", "format2-changelog"),
 }
