@@ -178,7 +178,9 @@ def test_branches_are_settled(scenario: Scenario, sparkonce: Operator) -> None:
         assert [end["how"] for end in settled.value["ended"]] == ["ended"]
         assert sparkonce("recover", JOB).code == FINE
         assert scenario.record(0).state is State.SETTLED
-        assert "settled by operators" in sparkonce("log", "show", JOB, "0").out
+        shown = sparkonce("log", "show", JOB, "0").out
+        assert "settled by operators" in shown
+        assert word["branch"] in shown, "it can be copied"
         assert sparkonce(*settle, *reason).code == ERROR, "it is finished"
         assert [t.name for t in scenario.targets if len(list(t.read())) < 100] == ["kafka"]
 

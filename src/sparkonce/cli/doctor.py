@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bool) -> int:
     """Check every server for what would cause trouble, and show how to fix it.
 
-    The worst findings come first. Exits with 3 when there is a warning or an error. In a bucket it
-    writes one small object and removes it. It makes the log of a job that never ran, as its first
-    start would.
+    The worst findings come first. Exits with 3 when there is a warning or an error. To try its
+    rights it writes probes, and removes them. It makes the log of a job that never ran, as its
+    first start would.
     """
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint, create=True) as pipeline:

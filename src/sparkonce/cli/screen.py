@@ -222,7 +222,7 @@ def show_record(screen: Screen, found: Facts) -> None:
         screen.say()
         screen.say("settled by operators", "bold", indent=2)
     for ruling in found["settled"]:
-        screen.say(ruling["branch"], indent=4)
+        screen.line(ruling["branch"], indent=4)
         screen.say(f"as {ruling['ruling']} by {ruling['who']} at {when(ruling['at'])}", indent=6)
         screen.say(f"because: {ruling['why']}", indent=6)
 
