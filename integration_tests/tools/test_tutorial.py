@@ -21,6 +21,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from integration_tests.support.pages import plain
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.testing.services import KafkaServer, PostgresServer
 
@@ -98,16 +99,6 @@ def end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def plain(text: str) -> str:
-    """One line, without numbers, names and places, which differ from run to run."""
-    text = re.sub(r"\S*/\S+", "PATH", text)
-    text = re.sub(r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b", "ID", text)
-    text = re.sub(r"by \S+:\d+", "by DRIVER", text)
-    text = re.sub(r"\d[\d.:-]*", "N", text)
-    text = re.sub(r"N (s|min) ago", "T ago", text)
-    return " ".join(text.split())
 
 
 def counts(printed: str) -> Iterator[tuple[str, list[int]]]:
