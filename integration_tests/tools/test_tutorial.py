@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 from integration_tests.support.pages import plain
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.testing.services import KafkaServer, PostgresServer
+from sparkonce.testing.services.process import Command, Guard
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -61,44 +60,27 @@ def script() -> str:
 
 
 def run_tutorial(folder: Path, env: Mapping[str, str]) -> str:
-    """Run all blocks in one shell; return what they printed, with a mark before each."""
-    (folder / "tutorial.sh").write_text(script())
-    with (folder / "printed").open("w+") as printed:
-        shell = subprocess.Popen(
-            ["bash", "tutorial.sh"],  # noqa: S607
-            cwd=folder,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            await_end(shell, folder)
-        finally:
-            end_group(shell.pid)
-        printed.seek(0)
-        return printed.read()
+    """Run all blocks in one shell; return what they printed, with a mark before each.
 
-
-def await_end(shell: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait for the shell; fail as soon as a program shows a traceback: a page may wait for it."""
+    The guard ends what the shell has started and a page has not stopped.
+    """
+    pages, printed = folder / "tutorial.sh", folder / "printed"
+    pages.write_text(f"cd {folder}\n{script()}")
     deadline = time.monotonic() + PATIENCE_S
-    while shell.poll() is None:
-        paths = [folder / "printed", *folder.glob("tutorial/*.log")]
-        said = [path.read_text(errors="replace") for path in paths]
+
+    def look() -> None:
+        """Fail as soon as a program shows a traceback: a page may wait for it."""
+        said = [path.read_text(errors="replace") for path in (printed, *folder.glob("*/*.log"))]
         failed = "Traceback (most recent call last)" in "".join(said)
         if failed or time.monotonic() > deadline:
             pytest.fail("the tutorial fails\n" + "\n".join(text[-3000:] for text in said))
-        time.sleep(0.5)
 
-
-def end_group(group: int) -> None:
-    """End what the shell has started and a page has not stopped."""
+    guard = Guard()
     try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        guard.run(Command(["bash", str(pages)], printed, {**os.environ, **env}), tick=look)
+    finally:
+        guard.close()
+    return printed.read_text()
 
 
 def counts(printed: str) -> Iterator[tuple[str, list[int]]]:
