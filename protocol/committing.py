@@ -203,8 +203,8 @@ def _end_ruled(running: _Commit, branches: Sequence[Committable]) -> list[Commit
         if ended.how is End.VISIBLE:
             running.visible.add(branch_id)
             logger.error(
-                "%s is committed, though it is settled as %s: its rows are visible, and twice if "
-                "they were entered manually too",
+                "%s is committed, and settled as %s: its rows are visible, and twice if they were "
+                "entered manually too",
                 branch_id,
                 ruling,
             )

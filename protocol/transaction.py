@@ -47,7 +47,7 @@ from sparkonce.errors import (
 from sparkonce.protocol.amending import lost_for_good, rewrite_lost
 from sparkonce.protocol.committing import commit_branches
 from sparkonce.protocol.deciders import Decider, decide_prepared
-from sparkonce.protocol.decisions import Fate, fate_of_prepared, is_checkpointed
+from sparkonce.protocol.decisions import Fate, fate_of_prepared
 from sparkonce.protocol.forgetting import forget_old
 from sparkonce.protocol.keys import key_of
 from sparkonce.protocol.lease import Lease
@@ -204,30 +204,33 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
     if record.state is not State.PREPARED:
         return record
     batch_id, checkpoint = record.id.batch_id, lease.pipeline.checkpoint
-    committed = checkpoint.committed()
-    has_begun = committed is not None and checkpoint.has_offsets(batch_id)
-    fate = fate_of_prepared(batch_id, committed=committed, has_begun=has_begun)
-    if fate is Fate.DECIDE:
-        return decide_prepared(record, lease)
-    if fate is Fate.LEAVE:
-        logger.warning(
-            "%s is prepared, and is left so: %s cannot be read, or has not begun it",
-            record.id,
-            checkpoint.location,
-        )
-        return record
+
+    def fate() -> Fate:
+        committed = checkpoint.committed()
+        has_begun = committed is not None and checkpoint.has_offsets(batch_id)
+        return fate_of_prepared(batch_id, committed=committed, has_begun=has_begun)
 
     def abandon() -> TransactionRecord:
-        if is_checkpointed(batch_id, checkpoint.committed()):
-            return record  # meanwhile a paused driver's Spark has committed the batch
-        return lease.pipeline.log.abandon(record, lease.token)
+        # Asked again before each try: a paused driver's Spark may commit the batch meanwhile.
+        is_abandoned = fate() is Fate.ABANDON
+        return lease.pipeline.log.abandon(record, lease.token) if is_abandoned else record
 
-    with step("abandon", batch=batch_id, pipeline=lease.name) as abandoning:
-        standing = abandoning.result = lease.pipeline.ask_log(abandon, abandoning)
-    if standing.state is State.PREPARED:
-        return decide_prepared(standing, lease)
-    logger.info("%s was prepared, and nobody decided it: %s", record.id, standing.state)
-    return standing
+    found = fate()
+    if found is Fate.ABANDON:
+        with step("abandon", batch=batch_id, pipeline=lease.name) as abandoning:
+            standing = abandoning.result = lease.pipeline.ask_log(abandon, abandoning)
+        if standing.state is not State.PREPARED:
+            logger.info("%s was prepared, and nobody decided it: %s", record.id, standing.state)
+            return standing
+        found = fate()
+    if found is Fate.DECIDE:
+        return decide_prepared(record, lease)
+    logger.warning(
+        "%s is prepared, and is left so: %s cannot be read, or has not begun it",
+        record.id,
+        checkpoint.location,
+    )
+    return record
 
 
 def commit_or_rewrite(
@@ -309,8 +312,8 @@ def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> Sp
         record = decide_or_abandon(record, lease)
         if record.state is not State.DECIDED:
             return None
-        logger.info("%s was decided and is not finished: committing it", record.id)
         with step("finish", batch=record.id.batch_id, pipeline=lease.name):
+            logger.info("%s was decided and is not finished: committing it", record.id)
             lost = commit_branches(record, lease, is_replayed=record.id == replay)
             if not lost:
                 complete(record, lease)

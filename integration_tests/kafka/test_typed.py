@@ -25,6 +25,7 @@ from integration_tests.support import registry as registries
 from integration_tests.support.registry import Registry
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, SinkUnavailableError
+from sparkonce.finding import Level
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka.rows.registry import Registry as RegistryClient
 from sparkonce.testing.services import KafkaServer
@@ -532,3 +533,28 @@ def test_column_that_could_be_data_or_kafkas(job: Job) -> None:
     assert [m.value() for m in job.messages()] == [
         b'{"id":1,"timestamp":"2026-01-02T03:04:05.000Z"}'
     ]
+
+
+def test_doctor_asks_the_registry(kafka: KafkaServer, topic: str, registry: Registry) -> None:
+    """A driver cannot start without it; the subject may be empty yet, and nothing is registered."""
+    registry.login = LOGIN
+
+    def found(login: str = LOGIN, **settings: object) -> list[tuple[Level, str]]:
+        config = {"url": registry.url, "basic.auth.user.info": login, **settings}
+        sink = KafkaSink(
+            topic,
+            bootstrap_servers=kafka.bootstrap_servers,
+            value_format="avro",
+            schema_registry=config,
+        )
+        return [(f.level, f.what) for f in sink.diagnose() if "registry" in f.what]
+
+    assert found() == [(Level.OK, f"schema registry at {registry.url}: reachable")]
+    assert {request.split()[0] for request in registry.requests} == {"GET"}
+    for failure in (found("writer:wrong"), found(**{"use.latest.version": True})):
+        ((level, what),) = failure
+        assert level is Level.ERROR
+        assert LOGIN.partition(":")[2] not in what
+        assert "wrong" not in what
+    registry.failing = 503
+    assert [level for level, _ in found()] == [Level.ERROR]

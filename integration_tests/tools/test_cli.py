@@ -315,7 +315,9 @@ def test_doctor_asks_every_server(
         assert not [one for one in found.value if one["level"] == "error"]
         assert sparkonce("doctor", JOB).code == FOUND
         assert objects(services) == before, "nothing is left of the questions"
-        (unfinished,) = [one for one in found.value if "not finished: 0 (decided)" in one["what"]]
+        (unfinished,) = [
+            one for one in found.value if "not finished: batch 0 (decided)" in one["what"]
+        ]
         assert unfinished["about"] == "log"
         assert unfinished["fix"] == "start the query, or run sparkonce recover JOB"
         (behind,) = [one for one in found.value if "newest is 0 (decided)" in one["what"]]

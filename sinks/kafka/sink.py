@@ -247,7 +247,9 @@ class KafkaSink(
 
     def diagnose(self) -> Iterable[Finding]:
         look = self._validation.look
-        return diagnose(self._finisher, self._topic, self.where, look, self._timeout_ms)
+        yield from diagnose(self._finisher, self._topic, self.where, look, self._timeout_ms)
+        if self._avro is not None:
+            yield from self._avro.diagnose()
 
     def dataset(self) -> Dataset:
         # Rows that name their topics may go to any.

@@ -589,16 +589,17 @@ _SETTLEMENT: Final = (
         "abandoned by what Spark's commit log showed before a wait",
         "I1",
         PAGE,
-        "        if is_checkpointed(batch_id, checkpoint.committed()):\n            return record",
-        "        if False:\n            return record",
-        "tests/protocol/test_protocol.py::test_batch_that_spark_commits_while_the_log_is_unreachable_is_decided",
+        "        is_abandoned = fate() is Fate.ABANDON\n",
+        "        is_abandoned = True\n",
+        "tests/protocol/test_protocol.py::"
+        "test_batch_that_spark_commits_while_the_log_is_unreachable_is_not_abandoned",
     ),
     _tested(
         "checkpoint that cannot be read taken for empty",
         "I5",
         PAGE,
-        "    has_begun = committed is not None and checkpoint.has_offsets(batch_id)\n",
-        "    committed, has_begun = -1 if committed is None else committed, True\n",
+        "        has_begun = committed is not None and checkpoint.has_offsets(batch_id)\n",
+        "        committed, has_begun = -1 if committed is None else committed, True\n",
         "tests/protocol/test_settlement.py::test_recovery_without_the_checkpoint_decides_nothing",
     ),
     _tested(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import pyarrow as pa
 
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import ConfigurationError, ProtocolError, SinkUnavailableError
+from sparkonce.finding import Finding, Level
 from sparkonce.sinks.kafka.rows.avro_rows import AvroSchema
 from sparkonce.sinks.kafka.rows.avro_schema import derive, fit, parse
 from sparkonce.sinks.kafka.rows.registry import Registry
@@ -86,6 +87,16 @@ class AvroColumns:
         schema_id, text = self._registry.schema(subject, text)
         _check(name, kind, text)
         return AvroSchema(name, text, schema_id)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Whether the registry can be asked for each column's subject."""
+        for name in self._columns:
+            try:
+                self._registry.check(f"{self._topic}-{name}")
+            except (ConfigurationError, SinkUnavailableError) as error:
+                yield Finding(Level.ERROR, str(error), "see schema_registry=")
+                return
+        yield Finding(Level.OK, f"schema registry at {self._registry.where}: reachable")
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with these columns in Avro.

@@ -8,7 +8,7 @@ Executors never contact it: the id travels with the sink, so all of them write t
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import (
     CONFLICT,
@@ -18,7 +18,7 @@ from http.client import (
     TOO_MANY_REQUESTS,
     UNAUTHORIZED,
 )
-from typing import Final
+from typing import Final, TypeVar
 
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -34,6 +34,8 @@ _DEFAULTS: Final[Mapping[str, object]] = {
 }
 _NETWORK_ERRORS: Final = frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"})
 """By name, since confluent-kafka uses httpx or its successor httpx2."""
+
+ResultT = TypeVar("ResultT")
 
 _SECRET: Final = ("user.info", "password", "secret", "token", "proxy")
 
@@ -95,11 +97,31 @@ class Registry:
                 incompatible.
             SinkUnavailableError: the registry cannot be reached now.
         """
+        return self._ask(subject, lambda client: self._asked(client, subject, text))
+
+    def check(self, subject: str) -> None:
+        """Look for the subject's newest schema, and register nothing.
+
+        Raises:
+            ConfigurationError: the registry refuses us, or lacks a schema that a start would take.
+            SinkUnavailableError: the registry cannot be reached now.
+        """
+
+        def look(client: SchemaRegistryClient) -> None:
+            try:
+                client.get_latest_version(subject)
+            except SchemaRegistryError as error:
+                if self.uses_latest or error.http_status_code != NOT_FOUND:
+                    raise
+
+        self._ask(subject, look)
+
+    def _ask(self, subject: str, ask: Callable[[SchemaRegistryClient], ResultT]) -> ResultT:
         ours = {AUTO_REGISTER, USE_LATEST}
         config = {name: value for name, value in self.config.items() if name not in ours}
         try:
             with SchemaRegistryClient({**_DEFAULTS, **config}) as client:
-                return self._asked(client, subject, text)
+                return ask(client)
         except ConfigurationError:
             raise
         except SchemaRegistryError as error:

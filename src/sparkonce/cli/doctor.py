@@ -108,7 +108,7 @@ def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
         batches = ", ".join(f"{r.id.batch_id} ({r.state.value})" for r in unfinished)
         yield Finding(
             Level.WARNING,
-            f"batches are not finished: {batches}",
+            f"not finished: batch {batches}",
             "start the query, or run sparkonce recover JOB",
         )
 
