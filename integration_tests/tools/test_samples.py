@@ -110,4 +110,6 @@ def test_samples_of_the_command_pages(tmp_path: Path) -> None:
         old, new = next(c[2:4] for c, _ in reader.left if c[:2] == ["log", "copy"])
         reader.tries("log", "copy", **{old: scenario.log_address, new: address})
         assert reader.left == [], "samples that nobody tries"
-        print(reader.run(["status", "--log", address]))
+        assert f"moved to {address}" in " ".join(
+            reader.run(["status", "--log", scenario.log_address]).split()
+        )
