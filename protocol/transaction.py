@@ -211,9 +211,9 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
         return fate_of_prepared(batch_id, committed=committed, has_begun=has_begun)
 
     def abandon() -> TransactionRecord:
-        # Asked again before each try: a paused driver's Spark may commit the batch meanwhile.
-        is_abandoned = fate() is Fate.ABANDON
-        return lease.pipeline.log.abandon(record, lease.token) if is_abandoned else record
+        if fate() is not Fate.ABANDON:
+            return record  # a paused driver's Spark may have committed the batch meanwhile
+        return lease.pipeline.log.abandon(record, lease.token)
 
     found = fate()
     if found is Fate.ABANDON:

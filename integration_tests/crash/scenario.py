@@ -233,6 +233,11 @@ class Scenario:
         path.write_text(json.dumps(config))
         return path
 
+    def kill_at(self, point: str, batch: int) -> None:
+        """Start the driver, and kill it when it is paused there."""
+        self.driver.start(self.driver.arm(point, batch=batch))
+        self.driver.kill()
+
     def new_driver(self, config: Path | None = None) -> Driver:
         """Make one more driver, of the same checkpoint unless `config` has another one."""
         folder = self.folder / f"driver-{len(self.drivers)}"

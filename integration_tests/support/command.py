@@ -50,16 +50,23 @@ class Operator:
     def __post_init__(self) -> None:
         (self.scenario.folder / "jobs.py").write_text(MODULE)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, columns: int = 80, stderr: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [COMMAND, *arguments],
             cwd=self.scenario.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(columns)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
+
+    def printed(self, *arguments: str) -> str:
+        """Both streams in one, as a terminal of 100 columns shows them."""
+        with self.start(*arguments, columns=100, stderr=subprocess.STDOUT) as process:
+            return process.communicate(timeout=300)[0]
 
     def __call__(self, *arguments: str) -> Said:
         with self.start(*arguments) as process:

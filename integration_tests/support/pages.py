@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_BLOCK = re.compile(
+    r"(<!-- not run by the test -->\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
+
+
+def blocks(pages: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Language and text of each block, but for those below "not run by the test"."""
+    for page in pages:
+        for left_out, language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
+            if not left_out:
+                yield language, text
 
 
 def plain(text: str) -> str:

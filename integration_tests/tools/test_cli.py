@@ -45,11 +45,6 @@ def sparkonce(scenario: Scenario) -> Operator:
     return Operator(scenario)
 
 
-def kill_at(scenario: Scenario, point: str, batch: int) -> None:
-    scenario.driver.start(scenario.driver.arm(point, batch=batch))
-    scenario.driver.kill()
-
-
 def token(scenario: Scenario) -> int:
     with scenario.log() as log:
         head = log.head(PIPELINE)
@@ -58,16 +53,13 @@ def token(scenario: Scenario) -> int:
 
 
 def branches_of(scenario: Scenario, batch: int, sink: str) -> Sequence[str]:
-    return [
-        f"t{c.branch_id.token}.{sink}.p{c.branch_id.write_pass}.a{c.branch_id.attempt}"
-        for c in scenario.record(batch).shares[sink].committables
-    ]
+    return [c.branch_id.short for c in scenario.record(batch).shares[sink].committables]
 
 
 def test_driver_killed_between_decision_and_commit(scenario: Scenario, sparkonce: Operator) -> None:
     """Every look shows the decided batch; recover commits it, and the query goes on after it."""
     with scenario:
-        kill_at(scenario, "decide.after", 1)
+        scenario.kill_at("decide.after", 1)
         names = {target.name for target in scenario.targets}
 
         by_job, by_log = (
@@ -118,7 +110,7 @@ def test_driver_killed_between_decision_and_commit(scenario: Scenario, sparkonce
 def test_driver_killed_before_the_decision(scenario: Scenario, sparkonce: Operator) -> None:
     """Orphans are shown and left alone; with --abort they are gone, and Spark writes the batch."""
     with scenario:
-        kill_at(scenario, "decide.before", 1)
+        scenario.kill_at("decide.before", 1)
         assert sparkonce("status", JOB).code == FINE, "the log knows nothing of it"
         before = set(scenario.leaks())
         assert before
@@ -161,7 +153,7 @@ def test_branches_are_settled(scenario: Scenario, sparkonce: Operator) -> None:
     """Given up, or taken for committed: the batch ends as settled; redone: it is written again."""
     reason = ["--reason", "the broker lost its disk", "--yes"]
     with scenario:
-        kill_at(scenario, "decide.after", 0)
+        scenario.kill_at("decide.after", 0)
         scenario.target("kafka").lose(scenario.record(0).shares["kafka"].committables[0])
         left = sparkonce("recover", JOB)
         assert left.code == FOUND
@@ -184,7 +176,7 @@ def test_branches_are_settled(scenario: Scenario, sparkonce: Operator) -> None:
         assert sparkonce(*settle, *reason).code == ERROR, "it is finished"
         assert [t.name for t in scenario.targets if len(list(t.read())) < 100] == ["kafka"]
 
-        kill_at(scenario, "decide.after", 1)
+        scenario.kill_at("decide.after", 1)
         (branch,) = branches_of(scenario, 1, "postgres")
         redo = ["settle", "--log", scenario.log_address, "1", "--branch", branch, "--as", "redo"]
         scenario.target("postgres").lose(scenario.record(1).shares["postgres"].committables[0])
@@ -230,7 +222,7 @@ def test_word_ends_what_stands_and_tells_what_is_visible(
         assert "FencedError" in log
         assert shown(scenario.visible_of(0)) == "none"
 
-        kill_at(scenario, "complete.before", 1)
+        scenario.kill_at("complete.before", 1)
         assert scenario.record(0).state is State.SETTLED
         said = settle(1, "aborted")
         assert (said.code, {end["how"] for end in said.value["ended"]}) == (FOUND, {"visible"})
@@ -248,7 +240,7 @@ def test_prepared_batch_is_decided_by_sparks_commit_log(
     targets = real_targets(services, fresh_name)
     with Scenario(tmp_path, targets, 3, commit="after_checkpoint", is_tagged=False) as scenario:
         sparkonce = Operator(scenario)
-        kill_at(scenario, "hold.after", 0)
+        scenario.kill_at("hold.after", 0)
         found = sparkonce("status", JOB, "--json")
         assert (found.code, found.value["pipelines"][0]["state"]) == (FOUND, "in doubt")
         branches = len(list(scenario.record(0).committables()))
@@ -260,7 +252,7 @@ def test_prepared_batch_is_decided_by_sparks_commit_log(
         assert "batch 0 abandoned" in sparkonce("status", JOB).out
         assert scenario.leaks() == []
 
-        kill_at(scenario, "decide.before", 0)
+        scenario.kill_at("decide.before", 0)
         elsewhere = scenario.folder / "moved"
         shutil.move(scenario.checkpoint, elsewhere)
         left = sparkonce("recover", JOB)
@@ -300,7 +292,7 @@ def test_doctor_asks_every_server(
         "spark.executor.instances=50\nspark.executor.cores 8\n"
     )
     with scenario:
-        kill_at(scenario, "decide.after", 0)
+        scenario.kill_at("decide.after", 0)
         before = objects(services)
         found = sparkonce("doctor", JOB, "--conf", str(conf), "--json")
         assert found.code == FOUND
@@ -353,7 +345,7 @@ def test_checkpoint_is_read_by_a_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_tail_follows_a_driver(scenario: Scenario, sparkonce: Operator) -> None:
     """One line for each state of each batch, in order, as they come."""
     with scenario:
-        kill_at(scenario, "decide.after", 0)
+        scenario.kill_at("decide.after", 0)
         with sparkonce.start("log", "tail", JOB, "--follow", "--json") as follower:
             assert follower.stdout is not None
             seen = [json.loads(follower.stdout.readline())]

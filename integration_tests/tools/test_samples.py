@@ -7,31 +7,22 @@ page ─► ```              ─► each command, in the state that the page des
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from integration_tests.crash.scenario import PIPELINE, Scenario
 from integration_tests.crash.targets import file_target
-from integration_tests.support.command import COMMAND, JOB, MODULE
-from integration_tests.support.pages import plain
+from integration_tests.support.command import JOB, Operator
+from integration_tests.support.pages import blocks, plain
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "reference" / name for name in ("commands.md", "commands/acting.md")]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 JOB_OF_THE_PAGES = "jobs.orders:pipeline"
 
 
 def samples() -> list[tuple[list[str], str]]:
     """Arguments and output of each command, in the order of the pages."""
-    text = "".join(
-        block
-        for page in PAGES
-        for language, block in BLOCK.findall(page.read_text())
-        if not language
-    )
+    text = "".join(block for language, block in blocks(PAGES) if not language)
     _, *parts = re.split(r"^\$ sparkonce ", text, flags=re.MULTILINE)
     split = [part.partition("\n") for part in parts]
     return [(re.findall(r'"[^"]*"|\S+', command), shown) for command, _, shown in split]
@@ -41,8 +32,7 @@ class Reader:
     """Tries the samples; each of them once."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.folder = scenario.folder
-        (self.folder / "jobs.py").write_text(MODULE)
+        self.sparkonce = Operator(scenario)
         self.left = samples()
 
     def tries(self, *command: str, **replaced: str) -> None:
@@ -51,24 +41,11 @@ class Reader:
         self.left.remove(sample)
         arguments, shown = sample
         given = {JOB_OF_THE_PAGES: JOB, **replaced}
-        printed = self.run([given.get(word, word).strip('"') for word in arguments])
+        printed = self.sparkonce.printed(*(given.get(w, w).strip('"') for w in arguments))
         rest = same(printed.replace(PIPELINE, "orders"))
         for part in filter(None, map(same, re.split(r"^…$", shown, flags=re.MULTILINE))):
             _, found, rest = rest.partition(part)
             assert found, f"`{' '.join(arguments)}` prints\n{printed}\nand the page shows\n{shown}"
-
-    def run(self, arguments: Sequence[str]) -> str:
-        return subprocess.run(
-            [COMMAND, *arguments],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=300,
-            text=True,
-            check=False,
-        ).stdout
 
 
 def same(text: str) -> str:
@@ -76,40 +53,33 @@ def same(text: str) -> str:
     return re.sub(r"<FileSink '\w+'", "<FileSink", plain(text))
 
 
-def kill_at(scenario: Scenario, point: str, batch: int) -> None:
-    scenario.driver.start(scenario.driver.arm(point, batch=batch))
-    scenario.driver.kill()
-
-
 def test_samples_of_the_command_pages(tmp_path: Path) -> None:
     targets = [file_target(tmp_path / name, name) for name in ("files", "archive")]
     with Scenario(tmp_path, targets, 6, is_tagged=False) as scenario:
         reader = Reader(scenario)
-        kill_at(scenario, "vote.after", 3)
+        scenario.kill_at("vote.after", 3)
         reader.tries("log", "list")
         reader.tries("log", "show")
         reader.tries("log", "tail")
         reader.tries("doctor")
         reader.tries("orphans")
         reader.tries("orphans")
-        kill_at(scenario, "decide.after", 3)
+        scenario.kill_at("decide.after", 3)
         reader.tries("status")
         reader.tries("recover")
-        kill_at(scenario, "decide.after", 4)
+        scenario.kill_at("decide.after", 4)
         (branch, *_) = scenario.record(4).shares["files"].committables
-        name = branch.branch_id
-        short = f"t{name.token}.files.p{name.write_pass}.a{name.attempt}"
         (of_the_page,) = [c[4] for c, _ in reader.left if c[0] == "settle"]
-        reader.tries("settle", **{of_the_page: short, "3": "4"})
+        reader.tries("settle", **{of_the_page: branch.branch_id.short, "3": "4"})
         reader.tries("log", "show", **{"3": "4"})
         scenario.commit = "after_checkpoint"
         scenario.write_config("config", scenario.checkpoint)
-        kill_at(scenario, "hold.after", 5)
+        scenario.kill_at("hold.after", 5)
         reader.tries("recover")
         address = f"sqlite:///{tmp_path}/new.db"
         old, new = next(c[2:4] for c, _ in reader.left if c[:2] == ["log", "copy"])
         reader.tries("log", "copy", **{old: scenario.log_address, new: address})
         assert reader.left == [], "samples that nobody tries"
         assert f"moved to {address}" in " ".join(
-            reader.run(["status", "--log", scenario.log_address]).split()
+            reader.sparkonce.printed("status", "--log", scenario.log_address).split()
         )

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from integration_tests.support.pages import plain
+from integration_tests.support.pages import blocks, plain
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.testing.services import KafkaServer, PostgresServer
 from sparkonce.testing.services.process import Command, Guard
@@ -29,26 +29,13 @@ PAGES = [
     ROOT / "docs" / "tutorial" / f"{name}.md"
     for name in ("first-job", "kill-it", "three-stores", "recover")
 ]
-BLOCK = re.compile(
-    r"(<!-- not run by the test -->\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE
-)
 MARK = "@@ block"
 PATIENCE_S = 900
 
 
-def blocks() -> list[tuple[str, str]]:
-    """Language and text of each block that is run or compared."""
-    found = []
-    for page in PAGES:
-        for left_out, language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
-            if not left_out:
-                found.append((language, text))
-    return found
-
-
 def script() -> str:
     lines = []
-    for number, (language, text) in enumerate(blocks()):
+    for number, (language, text) in enumerate(blocks(PAGES)):
         lines.append(f"echo '{MARK} {number}'")
         if language == "python":
             name = re.match(r"# (\w+\.py)\n", text)
@@ -114,7 +101,7 @@ def test_tutorial(tmp_path: Path, env: Mapping[str, str]) -> None:
         re.findall(rf"^{MARK} (\d+)\n(.*?)(?=^{MARK}|\Z)", printed, re.DOTALL | re.MULTILINE)
     )
     shown: list[tuple[str, list[int]]] = []
-    for number, (language, text) in enumerate(blocks()):
+    for number, (language, text) in enumerate(blocks(PAGES)):
         if language != "text":
             continue
         got = parts[str(number - 1)]

@@ -97,7 +97,7 @@ class Registry:
                 incompatible.
             SinkUnavailableError: the registry cannot be reached now.
         """
-        return self._ask(subject, lambda client: self._asked(client, subject, text))
+        return self._ask(subject, lambda client: self._id_and_text(client, subject, text))
 
     def check(self, subject: str) -> None:
         """Look for the subject's newest schema, and register nothing.
@@ -133,7 +133,7 @@ class Registry:
         # Without the cause, which could show a secret.
         raise kind(f"schema registry at {self.where}: {self._without_secrets(reason)}")
 
-    def _asked(
+    def _id_and_text(
         self, client: SchemaRegistryClient, subject: str, text: str | None
     ) -> tuple[int, str]:
         if text is None:
